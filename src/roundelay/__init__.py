@@ -1,0 +1,57 @@
+"""Roundelay: decentralised data-parallel SGD for PyTorch.
+
+Each learner keeps its own weights and averages them with a few neighbours instead of waiting for a global allreduce.
+Names are imported when first used, so that what needs no torch does not wait for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "roundelay.errors": ["RoundelayError", "TopologyError"],
+    "roundelay.topology": [
+        "Mixing",
+        "base_graph",
+        "complete",
+        "exponential",
+        "from_graph",
+        "from_matrix",
+        "hypercube",
+        "odd_even_ring",
+        "one_peer_exponential",
+        "random_matching",
+        "random_ring",
+        "ring",
+        "spectral_gap",
+        "spectrum",
+        "star",
+        "torus",
+    ],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - one list of names, not two that drift apart
+
+if TYPE_CHECKING:
+    from roundelay.errors import RoundelayError as RoundelayError
+    from roundelay.errors import TopologyError as TopologyError
+    from roundelay.topology import (
+        Mixing as Mixing,
+    )
+    from roundelay.topology import (
+        base_graph as base_graph,
+    )
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'roundelay' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

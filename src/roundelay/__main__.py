@@ -1,0 +1,8 @@
+"""`python -m roundelay`."""
+
+import sys
+
+from roundelay.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

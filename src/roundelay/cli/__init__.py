@@ -1,0 +1,66 @@
+"""The `roundelay` command: one file per sub-command, each with `add_arguments(parser)` and `run(args)`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from roundelay.errors import RoundelayError, UsageError, unknown
+
+COMMANDS = {
+    "topology": "spectral gap, cost and picture of a topology, or of all of them side by side",
+    "advise": "which strategy on which topology suits a cluster, and why",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, raised rather than exited with."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print with its whole usage text."""
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
+    """The parser of the given sub-commands; the others are listed in the help but not imported."""
+    from roundelay import __version__
+
+    parser = Parser(
+        prog="roundelay",
+        description="Decentralised data-parallel SGD: learners average with a few neighbours instead of waiting for everyone.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"roundelay {__version__}")
+    sub = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for name, summary in COMMANDS.items():
+        command = sub.add_parser(name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False)
+        if name in commands:
+            module = importlib.import_module(f"roundelay.cli.{name}")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; a user's mistake is one line on stderr and exit code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        chosen = next((word for word in words if not word.startswith("-")), None)
+        if chosen is not None and chosen not in COMMANDS:
+            raise UsageError(unknown("command", chosen, COMMANDS))
+        parser = build_parser([chosen] if chosen else [])
+        args = parser.parse_args(words)
+        if args.command is None:
+            parser.print_help()
+            return 0
+        args.run(args)
+    except RoundelayError as error:
+        print(f"roundelay: error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `roundelay ... | head` is no error
+        sys.stderr.close()
+        return 0
+    return 0

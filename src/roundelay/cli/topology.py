@@ -1,0 +1,161 @@
+"""`roundelay topology`: what theory says of one topology, or of all side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from roundelay.cli.arguments import output_path, positive_int
+from roundelay.errors import TopologyError, unknown
+from roundelay.topology import TOPOLOGIES, Mixing, every, from_graph, from_matrix, named, spectrum
+from roundelay.topology.cost import sends_in, sends_per_round
+
+MATRIX_SUFFIXES = (".npy", ".csv")
+GRAPH_SUFFIXES = (".edgelist", ".graphml")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help=f"'compare' for all, a topology ({', '.join(TOPOLOGIES)}), "
+        "or a file: a mixing matrix (.npy, .csv) or a graph (.edgelist, .graphml)",
+    )
+    parser.add_argument("--learners", type=positive_int, metavar="N", help="number of learners; a file knows its own")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of random topologies (default 0)")
+    parser.add_argument("--degree", type=positive_int, default=1, metavar="K", help="of base-graph (default 1)")
+    parser.add_argument("--draw", type=output_path, metavar="FILE", help="draw the graph (.svg, .png, .pdf)")
+    parser.add_argument("--plot", type=output_path, metavar="FILE", help="compare: plot gap against learners")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print what theory says."""
+    if args.name == "compare":
+        _compare(args)
+    elif args.plot:
+        raise TopologyError("--plot goes with `topology compare`; use --draw for a picture of one topology")
+    else:
+        _one(args)
+
+
+def describe(mixing: Mixing) -> dict[str, Any]:
+    """The figures of one topology under the names of the JSON output."""
+    found = spectrum(mixing)
+    rounds = found.rounds_to_1_percent
+    return {
+        "name": mixing.name,
+        "learners": mixing.size,
+        "spectral_gap": found.gap,
+        "spectral_gap_kind": found.kind,
+        "spectral_gap_error": found.gap_error,
+        "lambda_min": found.lambda_min,
+        "exact_after": found.exact_after,
+        "sends_per_round": sends_per_round(mixing),
+        "rounds_to_1_percent": rounds,
+        "sends_to_1_percent": None if rounds is None else sends_in(mixing, rounds),
+        "stationary_variance": found.stationary_variance,
+        "stationary_variance_error": found.stationary_variance_error,
+    }
+
+
+def _one(args: argparse.Namespace) -> None:
+    mixing = _mixing(args)
+    figures = describe(mixing)
+    if args.draw:
+        from roundelay.plots.topology import draw_topology
+
+        draw_topology(mixing, args.draw)
+    if args.json:
+        print(json.dumps(figures, indent=2))
+        return
+    table = Table(title=f"{mixing.name}, {mixing.size} learners", show_header=False, title_justify="left")
+    for key, value in figures.items():
+        if key not in ("name", "learners"):
+            table.add_row(key.replace("_", " "), _text(value))
+    bound = 1 + figures["lambda_min"]
+    table.add_row("stable for lr × curvature below", f"{bound:.4g} without momentum, {1.9 * bound:.4g} with 0.9")
+    Console().print(table)
+    if args.draw:
+        print(f"drawn to {args.draw}")
+
+
+def _compare(args: argparse.Namespace) -> None:
+    if args.learners is None:
+        raise TopologyError("topology compare needs --learners N")
+    if args.draw:
+        raise TopologyError("--draw goes with one topology; `topology compare` takes --plot")
+    mixings, refused = every(args.learners, args.seed, args.degree)
+    rows = [describe(mixing) for mixing in mixings]
+    rows.sort(key=lambda row: -row["spectral_gap"])
+    if args.plot:
+        from roundelay.plots.topology import plot_gaps
+
+        plot_gaps(args.learners, args.plot, seed=args.seed, degree=args.degree)
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return
+    columns = {
+        "name": "topology",
+        "spectral_gap": "spectral gap",
+        "exact_after": "exact after",
+        "sends_per_round": "sends a round",
+        "rounds_to_1_percent": "rounds to 1 %",
+        "sends_to_1_percent": "sends to 1 %",
+        "stationary_variance": "variance (ασ)²",
+    }
+    table = Table(title=f"{args.learners} learners, widest gap first", title_justify="left")
+    for column, heading in columns.items():
+        table.add_column(heading, justify="left" if column == "name" else "right", no_wrap=column == "name")
+    for row in rows:
+        table.add_row(*(_text(row[column]) for column in columns))
+    Console().print(table)
+    for reason in refused.values():
+        print(f"left out: {reason}")
+    if args.plot:
+        print(f"plotted to {args.plot}")
+
+
+def _mixing(args: argparse.Namespace) -> Mixing:
+    path = Path(args.name)
+    if path.suffix in MATRIX_SUFFIXES + GRAPH_SUFFIXES:
+        mixing = _from_file(path)
+        if args.learners not in (None, mixing.size):
+            raise TopologyError(f"{path} has {mixing.size} learners, but --learners says {args.learners}; leave it out")
+        return mixing
+    if args.name not in TOPOLOGIES:
+        raise TopologyError(unknown("topology", args.name, [*TOPOLOGIES, "compare"]))
+    if args.learners is None:
+        raise TopologyError(f"topology {args.name} needs --learners N")
+    return named(args.name, args.learners, args.seed, args.degree)
+
+
+def _from_file(path: Path) -> Mixing:
+    readers = {
+        ".npy": lambda: from_matrix(np.load(path, allow_pickle=False), path.name),
+        ".csv": lambda: from_matrix(np.loadtxt(path, delimiter=",", ndmin=2), path.name),
+        ".edgelist": lambda: from_graph(nx.read_edgelist(path), path.name),
+        ".graphml": lambda: from_graph(nx.read_graphml(path), path.name),
+    }
+    try:
+        return readers[path.suffix]()
+    except TopologyError:
+        raise
+    except OSError as error:
+        raise TopologyError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # whatever a reader makes of a file that is not what its name says
+        raise TopologyError(f"{path} is no {path.suffix} file that can be read: {error}") from error
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

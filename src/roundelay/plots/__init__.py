@@ -1,0 +1,1 @@
+"""Pictures, with matplotlib (the 'plots' extra), imported only when one is asked for."""

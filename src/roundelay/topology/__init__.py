@@ -1,0 +1,52 @@
+"""Who averages with whom, and what theory says about it. Pure values: no process, no thread, no I/O, no torch."""
+
+from roundelay.topology.advise import Advice, Situation, advise
+from roundelay.topology.base_graph import base_graph
+from roundelay.topology.catalogue import TOPOLOGIES, every, named
+from roundelay.topology.cost import RoundCost, round_cost
+from roundelay.topology.graphs import (
+    complete,
+    exponential,
+    from_graph,
+    from_matrix,
+    hypercube,
+    odd_even_ring,
+    one_peer_exponential,
+    random_matching,
+    random_ring,
+    ring,
+    star,
+    torus,
+)
+from roundelay.topology.mixing import Mixing
+from roundelay.topology.spectrum import Spectrum, consensus_error, spectral_gap, spectrum, stability_bound
+
+__all__ = [
+    "TOPOLOGIES",
+    "Advice",
+    "Mixing",
+    "RoundCost",
+    "Situation",
+    "Spectrum",
+    "advise",
+    "base_graph",
+    "complete",
+    "consensus_error",
+    "every",
+    "exponential",
+    "from_graph",
+    "from_matrix",
+    "hypercube",
+    "named",
+    "odd_even_ring",
+    "one_peer_exponential",
+    "random_matching",
+    "random_ring",
+    "ring",
+    "round_cost",
+    "spectral_gap",
+    "spectrum",
+    "stability_bound",
+    "star",
+    "torus",
+]

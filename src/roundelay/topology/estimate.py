@@ -1,0 +1,47 @@
+"""Random mixings without a closed form (a user's own): contraction and stationary variance from sampled rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roundelay.errors import TopologyError
+from roundelay.topology.mixing import DENSE_LIMIT, Mixing
+
+ROUNDS = 400
+COLUMNS = 32
+
+
+def estimated_contraction(mixing: Mixing) -> tuple[float, float, float]:
+    """(rho, its standard error, smallest eigenvalue seen) of rho = lambda_max(E[W^T W] - J/n).
+
+    The first half of the rounds finds the slowest direction, the second half measures it: one sample for both would
+    be biased upwards.
+    """
+    n = mixing.size
+    if n == 1:
+        return 0.0, 0.0, 1.0
+    if n > DENSE_LIMIT:
+        raise TopologyError(f"{mixing!r} has no closed form; its gap is estimated for at most {DENSE_LIMIT} learners")
+    squares = np.zeros((n, n))
+    lambda_min = 1.0
+    for round in range(ROUNDS):
+        W = mixing.matrix(round)
+        squares += W.T @ W / ROUNDS
+        if round < 10:
+            lambda_min = min(lambda_min, float(np.linalg.eigvalsh(W)[0]))
+    slowest = np.linalg.eigh(squares - 1 / n)[1][:, -1]
+    samples = np.array([(mixing.apply(slowest, round) ** 2).sum() for round in range(ROUNDS, 2 * ROUNDS)])
+    return float(samples.mean()), float(samples.std(ddof=1) / np.sqrt(ROUNDS)), lambda_min
+
+
+def estimated_variance(mixing: Mixing) -> tuple[float, float]:
+    """Run X <- W X - G with unit noise in many columns until it has settled; mean over columns and its error."""
+    noise = np.random.default_rng(0)
+    values = np.zeros((mixing.size, COLUMNS))
+    settled = np.zeros(COLUMNS)
+    for round in range(2 * ROUNDS):
+        values = mixing.apply(values, round) - noise.standard_normal(values.shape)
+        values -= values.mean(axis=0)
+        if round >= ROUNDS:
+            settled += (values**2).mean(axis=0) / ROUNDS
+    return float(settled.mean()), float(settled.std(ddof=1) / np.sqrt(COLUMNS))

@@ -1,0 +1,155 @@
+"""The named topologies. Each returns a Mixing with Metropolis weights; nothing is sent, started or opened."""
+
+from __future__ import annotations
+
+import math
+
+import networkx as nx
+import numpy.typing as npt
+
+from roundelay.errors import TopologyError
+from roundelay.topology.cayley import CayleyMixing
+from roundelay.topology.mixing import MatrixMixing, Mixing, RelabelledMixing, Row, RowMixing, metropolis
+
+
+def ring(size: int) -> Mixing:
+    r"""Fixed ring: 1/3 for itself, successor and predecessor (1/2, 1/2 for two learners).
+
+    $\lambda_k = (1 + 2\cos(2\pi k/n))/3$; the gap falls as $1/n^2$.
+
+    >>> ring(5).row(0)
+    {0: 0.333..., 1: 0.333..., 4: 0.333...}
+    """
+    return CayleyMixing("ring", (size,), [[(1,), (-1,)]])
+
+
+def random_ring(size: int, seed: int = 0) -> Mixing:
+    r"""Ring over a fresh permutation each round (arXiv:2002.01119): $\rho = (n-3) / (3(n-1))$ whatever n.
+
+    >>> random_ring(1_000_000, seed=3).neighbours(7, round=12)
+    (..., ...)
+    """
+    return RelabelledMixing("random-ring", ring(size), seed)
+
+
+def complete(size: int) -> Mixing:
+    """Everyone with everyone: W = J/n, exact after one round."""
+    return CayleyMixing("complete", (size,), [[(offset,) for offset in range(1, size)]])
+
+
+def star(size: int) -> Mixing:
+    """Learner 0 in the middle; Metropolis weights 1/n."""
+
+    def rows(rank: int, phase: int) -> Row:
+        if rank == 0:
+            return dict.fromkeys(range(size), 1 / size)
+        return {0: 1 / size, rank: 1 - 1 / size}
+
+    return RowMixing("star", size, 1, rows)
+
+
+def torus(size: int) -> Mixing:
+    """Grid with wrapped edges in the squarest shape that `size` allows; a ring where size is prime.
+
+    >>> torus(12).neighbours(0)
+    (1, 3, 4, 8)
+    """
+    rows = next((d for d in range(math.isqrt(max(size, 1)), 0, -1) if size % d == 0), 1)
+    return CayleyMixing("torus", (rows, size // rows), [[(0, 1), (0, -1), (1, 0), (-1, 0)]])
+
+
+def hypercube(size: int) -> Mixing:
+    """Learners whose numbers differ in one bit. Raises TopologyError unless size is a power of two."""
+    bits = _bits("hypercube", size)
+    return CayleyMixing("hypercube", (2,) * bits or (1,), [_unit_offsets(bits)])
+
+
+def exponential(size: int) -> Mixing:
+    """Neighbours at distances 1, 2, 4, ... both ways (the exponential graph, symmetrised)."""
+    jumps = [1 << bit for bit in range(max(size - 1, 0).bit_length())]
+    return CayleyMixing("exponential", (size,), [[(sign * jump,) for jump in jumps for sign in (1, -1)]])
+
+
+def one_peer_exponential(size: int) -> Mixing:
+    """Round k pairs i with i XOR 2^k: one peer a round, exact after log2(n) rounds.
+
+    Raises TopologyError unless size is a power of two.
+
+    >>> [one_peer_exponential(8).neighbours(0, k) for k in range(4)]
+    [(1,), (2,), (4,), (1,)]
+    """
+    bits = _bits("one_peer_exponential", size)
+    phases = [[offset] for offset in reversed(_unit_offsets(bits))] or [[]]
+    return CayleyMixing("one-peer-exponential", (2,) * bits or (1,), phases)
+
+
+def odd_even_ring(size: int) -> Mixing:
+    """Ring whose edges take turns: round k pairs (k, k+1), (k+2, k+3), ... modulo n; with odd n one learner rests.
+
+    >>> odd_even_ring(4).neighbours(0, 0), odd_even_ring(4).neighbours(0, 1)
+    ((1,), (3,))
+    """
+
+    def rows(rank: int, phase: int) -> Row:
+        place = (rank - phase) % size
+        if place == 2 * (size // 2):
+            return {rank: 1.0}
+        return {rank: 0.5, (rank + (-1 if place % 2 else 1)) % size: 0.5}
+
+    even = size % 2 == 0
+    return RowMixing("odd-even-ring", size, min(2, size) if even else size, rows, shift=2 if even and size > 2 else None)
+
+
+def random_matching(size: int, seed: int = 0) -> Mixing:
+    r"""Learners pair up at random each round: $\rho = (n-2) / (2(n-1))$ for even n, 1/2 for odd (one rests).
+
+    >>> len(random_matching(8, seed=1).neighbours(0))
+    1
+    """
+
+    def rows(rank: int, phase: int) -> Row:
+        peer = rank ^ 1
+        return {rank: 0.5, peer: 0.5} if peer < size else {rank: 1.0}
+
+    return RelabelledMixing("random-matching", RowMixing("matching", size, 1, rows, shift=2 if size % 2 == 0 else None), seed)
+
+
+def from_graph(graph: nx.Graph, name: str = "graph") -> Mixing:
+    """Any connected undirected networkx graph, with Metropolis weights; its nodes are numbered in the graph's order.
+
+    Raises TopologyError for directed, empty or disconnected graphs.
+
+    >>> import networkx as nx
+    >>> from_graph(nx.petersen_graph()).row(0)
+    {0: 0.25, 1: 0.25, 4: 0.25, 5: 0.25}
+    """
+    if graph.is_directed():
+        raise TopologyError(f"{name}: exchanges are mutual, got a directed graph; use graph.to_undirected()")
+    if not graph:
+        raise TopologyError(f"{name} needs at least 1 learner, got an empty graph")
+    return MatrixMixing(name, metropolis(nx.Graph(graph)))
+
+
+def from_matrix(weights: npt.ArrayLike, name: str = "matrix") -> Mixing:
+    """Any symmetric doubly stochastic matrix of a connected graph.
+
+    Raises TopologyError and says which property fails.
+
+    >>> from_matrix([[0.5, 0.5], [0.5, 0.4]])
+    Traceback (most recent call last):
+    roundelay.errors.TopologyError: matrix: a mixing matrix is doubly stochastic, but row 1 sums to 0.9 instead of 1
+    """
+    return MatrixMixing(name, weights)
+
+
+def _bits(name: str, size: int) -> int:
+    if size < 1:
+        raise TopologyError(f"{name} needs at least 1 learner, got {size}")
+    if size & (size - 1):
+        raise TopologyError(f"{name} needs a power of two learners, got {size}; use base_graph({size}, k=1), base-graph by name")
+    return size.bit_length() - 1
+
+
+def _unit_offsets(bits: int) -> list[tuple[int, ...]]:
+    """e_1 .. e_d, the highest bit first, as learners are numbered in row-major order."""
+    return [tuple(int(i == j) for j in range(bits)) for i in range(bits)]

@@ -1,0 +1,122 @@
+"""Spectra of mixings too large for dense matrices and without a symmetry that makes them small: sparse Lanczos and probes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse import linalg
+
+from roundelay.errors import TopologyError
+from roundelay.topology.mixing import DENSE_LIMIT, TOLERANCE, Array, Mixing
+
+PROBES = 16  # random vectors behind a trace; at these sizes its standard error is a few per mille
+LANCZOS_STEPS = 300
+
+
+@dataclass(frozen=True)
+class Large:
+    """Factor per round, smallest eigenvalue, rounds to the exact mean, and the stationary variance with its standard error."""
+
+    rate: float
+    lambda_min: float
+    exact_after: int | None
+    variance: float | None
+    variance_error: float | None
+
+
+def large_fixed(mixing: Mixing) -> Large:
+    """Extreme eigenvalues by Lanczos; the trace of (I - W^2)^+ from random probes."""
+    W = mixing.sparse()
+    centred = linalg.LinearOperator(W.shape, dtype=np.float64, matvec=lambda x: W @ x - x.mean())
+    lambda_min = smallest_eigenvalue(mixing)
+    try:
+        lambda_2 = _extreme(centred, "LA")
+    except linalg.ArpackNoConvergence:
+        lambda_2 = _second_by_inversion(W)
+    rate = max(abs(lambda_2), abs(lambda_min))
+    variance, error = (None, None) if rate >= 1 - 1e-12 else _variance_by_probes(W)
+    return Large(rate, lambda_min, None, variance, error)
+
+
+def smallest_eigenvalue(mixing: Mixing, round: int = 0) -> float:
+    """lambda_min(W_k) by Lanczos."""
+    return _extreme(mixing.sparse(round), "SA")
+
+
+def large_periodic(mixing: Mixing) -> Large:
+    """A mixing that reaches the exact mean within its period; others of this size are refused."""
+    assert mixing.period is not None
+    rounds = [mixing.sparse(phase) for phase in range(mixing.period)]
+    probes = _probes(mixing.size)
+    values, exact_after = probes, None
+    for count, W in enumerate(rounds, start=1):
+        values = W @ values
+        if abs(values).max() < TOLERANCE:
+            exact_after = count
+            break
+    if exact_after is None:
+        raise TopologyError(
+            f"{mixing!r} changes from round to round, has no symmetry to use and never averages exactly: "
+            f"its spectrum is computed for at most {DENSE_LIMIT} learners"
+        )
+    lambda_min = min(smallest_eigenvalue(mixing, phase) for phase in range(mixing.period))
+    variance, error = _finite_variance(rounds, probes)
+    return Large(0.0, lambda_min, exact_after, variance, error)
+
+
+def _finite_variance(rounds: list[sparse.csr_array], probes: Array) -> tuple[float, float]:
+    """tr(S_k)/n with S_k = sum over s of the products of the last s rounds, squared; they vanish after a period or two."""
+    per_phase = []
+    for last in range(len(rounds)):
+        values, total = probes, (probes**2).sum(axis=0)
+        for back in range(2 * len(rounds)):  # S_k multiplies from the left, so z^T walks back in time
+            values = rounds[(last - back) % len(rounds)] @ values
+            total += (values**2).sum(axis=0)
+        per_phase.append(total / len(probes))
+    return _mean_and_error(np.mean(per_phase, axis=0))
+
+
+def _extreme(operator: linalg.LinearOperator | sparse.csr_array, which: str) -> float:
+    start = np.random.default_rng(0).standard_normal(operator.shape[0])
+    return float(
+        linalg.eigsh(operator, k=1, which=which, v0=start, maxiter=LANCZOS_STEPS, return_eigenvectors=False)[0]
+    )
+
+
+def _second_by_inversion(W: sparse.csr_array) -> float:
+    """lambda_2 hard by 1 (paths, grids): shift-and-invert, where plain Lanczos would need a step per 1/sqrt(gap)."""
+    start = np.random.default_rng(0).standard_normal(W.shape[0])
+    top = linalg.eigsh(sparse.csc_array(W), k=2, sigma=1 + 1e-7, which="LM", v0=start, return_eigenvectors=False)
+    return float(min(top))
+
+
+def _variance_by_probes(W: sparse.csr_array) -> tuple[float, float]:
+    """Hutchinson: E z^T (I - W^2)^+ z / n, where (I - W^2)^+ = ((I - W)^+ + (I + W)^-1) / 2 keeps it sparse."""
+    size = W.shape[0]
+    identity, probes = sparse.eye_array(size), _probes(size)
+    solutions = _solve(sparse.csc_array(identity - W), probes) + _solve(sparse.csc_array(identity + W), probes)
+    return _mean_and_error((probes * solutions).sum(axis=0) / (2 * size))
+
+
+def _solve(A: sparse.csc_array, right: Array) -> Array:
+    """A^+ applied to vectors of mean zero, up to a constant: conjugate gradients, elimination where they are too slow."""
+    solutions = np.zeros_like(right)
+    for column, z in enumerate(right.T):
+        y, failed = linalg.cg(A, z, rtol=1e-8, maxiter=1000)
+        if failed:
+            # Holding learner 0 at zero makes I - W regular, and z of mean zero is blind to the constant this adds.
+            solutions[1:] = linalg.splu(A[1:, 1:]).solve(right[1:])
+            return solutions
+        solutions[:, column] = y
+    return solutions
+
+
+def _probes(size: int) -> Array:
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(size, PROBES))
+    return np.asarray(signs - signs.mean(axis=0))
+
+
+def _mean_and_error(samples: Array) -> tuple[float, float]:
+    return float(samples.mean()), float(samples.std(ddof=1) / np.sqrt(len(samples)))

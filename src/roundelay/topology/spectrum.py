@@ -1,0 +1,186 @@
+r"""How fast a mixing brings learners together, computed exactly wherever mathematics allows.
+
+With J/n the averaging matrix and $X_{k+1} = W_k X_k$:
+
+* fixed W: gap $= 1 - \max(|\lambda_2|, |\lambda_n|)$;
+* random $W_k$: gap $= 1 - \sqrt\rho$, $\rho = \lambda_{\max}(E[W^T W] - J/n)$; for a W relabelled uniformly at random
+  $\rho = (\|W\|_F^2 - 1)/(n - 1)$ exactly, otherwise it is estimated and says so;
+* periodic $W_k$: gap $= 1 - r^{1/p}$ with r the spectral radius of the product over one period of p rounds, less J/n.
+
+The squared error of the worst start after r rounds is $\|W_{r-1} \cdots W_0 - J/n\|_2^2$ (for random mixing its
+expectation, $\rho^r$). Stationary variance is that of $X \leftarrow WX - \alpha G$ with independent noise G of variance
+$\sigma^2$: mean squared distance of a learner from consensus, in units of $(\alpha\sigma)^2$.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from roundelay.errors import TopologyError
+from roundelay.topology.estimate import estimated_contraction, estimated_variance
+from roundelay.topology.large import large_fixed, large_periodic, smallest_eigenvalue
+from roundelay.topology.mixing import Mixing, RelabelledMixing
+from roundelay.topology.stacks import Stack
+
+GapKind = Literal["fixed", "expected", "periodic", "estimated"]
+ONE_PERCENT = 0.01
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """What theory says of a mixing.
+
+    Attributes:
+        gap: 1 - the factor by which a round shrinks the distance from consensus.
+        kind: how the gap is defined for this mixing, or that it was estimated.
+        gap_error: its standard error if estimated, else None.
+        lambda_min: the smallest eigenvalue of any round's W; see `stability_bound`.
+        exact_after: rounds after which every learner has the exact mean, None if never.
+        rounds_to_1_percent: rounds until the squared error of the worst start is 1 %; None if never.
+        stationary_variance: in units of (alpha sigma)^2; None where it grows without bound.
+        stationary_variance_error: its standard error if estimated, else None.
+    """
+
+    gap: float
+    kind: GapKind
+    gap_error: float | None
+    lambda_min: float
+    exact_after: int | None
+    rounds_to_1_percent: int | None
+    stationary_variance: float | None
+    stationary_variance_error: float | None = None
+
+
+def spectrum(mixing: Mixing) -> Spectrum:
+    """Everything theory says of a mixing.
+
+    >>> from roundelay.topology import ring
+    >>> s = spectrum(ring(16))
+    >>> round(s.gap, 5), s.rounds_to_1_percent, round(s.stationary_variance, 3)
+    (0.05075, 45, 2.41)
+    """
+    if isinstance(mixing, RelabelledMixing) and mixing.base.period == 1:
+        return _relabelled(mixing)
+    if mixing.period is None:
+        return _estimated(mixing)
+    stack = Stack.of(mixing)
+    if stack is None:
+        return _large(mixing)
+    rate = stack.rate()
+    return Spectrum(
+        gap=1 - rate,
+        kind="fixed" if mixing.period == 1 else "periodic",
+        gap_error=None,
+        lambda_min=stack.lambda_min(),
+        exact_after=stack.exact_after(),
+        rounds_to_1_percent=stack.rounds_to(ONE_PERCENT),
+        stationary_variance=stack.stationary_variance(),
+    )
+
+
+def spectral_gap(mixing: Mixing) -> float:
+    """1 - the factor by which a round shrinks the distance from consensus.
+
+    >>> from roundelay.topology import ring
+    >>> spectral_gap(ring(16))
+    0.0507...
+    """
+    return spectrum(mixing).gap
+
+
+def stability_bound(mixing: Mixing, momentum: float = 0.0) -> float:
+    r"""Largest stable $\alpha h$ of averaging while computing on curvature h: $(1 + \lambda_{\min}(W))(1 + \beta)$.
+
+    The gradient is taken at weights from before the averaging, which is why a negative eigenvalue hurts.
+
+    >>> from roundelay.topology import ring
+    >>> round(stability_bound(ring(16)), 4)
+    0.6667
+    """
+    return (1 + spectrum(mixing).lambda_min) * (1 + momentum)
+
+
+def consensus_error(mixing: Mixing, rounds: int) -> float:
+    """Squared distance from consensus after `rounds` rounds relative to the worst start (random mixing: expected).
+
+    >>> from roundelay.topology import one_peer_exponential
+    >>> [round(consensus_error(one_peer_exponential(4), r), 3) for r in range(3)]
+    [1.0, 1.0, 0.0]
+    """
+    if rounds < 0:
+        raise TopologyError(f"consensus_error needs a number of rounds >= 0, got {rounds}")
+    if mixing.size == 1:
+        return 0.0
+    if mixing.period is None:
+        return (1 - spectrum(mixing).gap) ** (2 * rounds)
+    stack = Stack.of(mixing)
+    if stack is None:
+        found = spectrum(mixing)
+        exact = found.exact_after is not None and rounds >= found.exact_after
+        return 0.0 if exact else (1 - found.gap) ** (2 * rounds)
+    return stack.squared_error(rounds)
+
+
+def relabelled_contraction(mixing: RelabelledMixing) -> float:
+    """rho = (|W|_F^2 - 1) / (n - 1), the factor on the expected squared distance per round."""
+    if mixing.size == 1:
+        return 0.0
+    blocks = mixing.base.blocks()  # unitarily equivalent to W, and small where W is not
+    entries = blocks if blocks is not None else mixing.base.sparse().data
+    frobenius2 = float((abs(entries) ** 2).sum())
+    return max(0.0, (frobenius2 - 1) / (mixing.size - 1))
+
+
+def _relabelled(mixing: RelabelledMixing) -> Spectrum:
+    n, rho = mixing.size, relabelled_contraction(mixing)
+    stack = Stack.of(mixing.base)
+    return Spectrum(
+        gap=1 - math.sqrt(rho),
+        kind="expected",
+        gap_error=None,
+        lambda_min=stack.lambda_min() if stack else smallest_eigenvalue(mixing.base),
+        exact_after=stack.exact_after() if stack else None,
+        rounds_to_1_percent=rounds_at_rate(math.sqrt(rho), n),
+        stationary_variance=(n - 1) / n / (1 - rho) if rho < 1 else None,
+    )
+
+
+def _estimated(mixing: Mixing) -> Spectrum:
+    rho, rho_error, lambda_min = estimated_contraction(mixing)
+    variance, variance_error = estimated_variance(mixing)
+    rate = math.sqrt(rho)
+    return Spectrum(
+        gap=1 - rate,
+        kind="estimated",
+        gap_error=rho_error / (2 * rate) if rate else 0.0,
+        lambda_min=lambda_min,
+        exact_after=None,
+        rounds_to_1_percent=rounds_at_rate(rate, mixing.size),
+        stationary_variance=variance,
+        stationary_variance_error=variance_error,
+    )
+
+
+def _large(mixing: Mixing) -> Spectrum:
+    found = large_fixed(mixing) if mixing.period == 1 else large_periodic(mixing)
+    return Spectrum(
+        gap=1 - found.rate,
+        kind="fixed" if mixing.period == 1 else "periodic",
+        gap_error=None,
+        lambda_min=found.lambda_min,
+        exact_after=found.exact_after,
+        rounds_to_1_percent=found.exact_after or rounds_at_rate(found.rate, mixing.size),
+        stationary_variance=found.variance,
+        stationary_variance_error=found.variance_error,
+    )
+
+
+def rounds_at_rate(rate: float, size: int) -> int | None:
+    """Rounds until rate^(2r) <= 1 %; 0 for a single learner, None if never."""
+    if size == 1:
+        return 0
+    if rate >= 1 - 1e-15:
+        return None
+    return 1 if rate <= 0 else max(1, math.ceil(math.log(ONE_PERCENT) / (2 * math.log(rate)) - 1e-9))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -30,7 +31,7 @@ def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
 
     parser = Parser(
         prog="roundelay",
-        description="Decentralised data-parallel SGD: learners average with a few neighbours instead of waiting for everyone.",
+        description="Decentralised data-parallel SGD: learners average with a few neighbours, nobody waits for all.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"roundelay {__version__}")
@@ -57,10 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         args.run(args)
+        sys.stdout.flush()
     except RoundelayError as error:
         print(f"roundelay: error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `roundelay ... | head` is no error
-        sys.stderr.close()
+    except MemoryError:
+        print("roundelay: error: this does not fit into memory; try fewer learners", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `roundelay ... | head` is no error; what is left to flush has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0

@@ -6,13 +6,10 @@ import argparse
 import dataclasses
 import json
 
-from rich.console import Console
-from rich.table import Table
-
 from roundelay.cli.arguments import bandwidth, byte_count, duration, number, positive_int
+from roundelay.cli.tables import new_table, show, text
 from roundelay.topology import Advice, Situation, advise
 from roundelay.topology.advise import LEFT_OUT
-
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +19,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--learners", type=positive_int, required=True, metavar="N", help="number of learners")
     add("--model-bytes", type=byte_count, required=True, metavar="SIZE", help="bytes of one model: 165MB")
     add("--step-time", type=duration, required=True, metavar="TIME", help="mean compute time of a step: 300ms")
-    add("--step-spread", type=number, default=default["step_spread"], metavar="R", help="std of it / mean (default 0.1)")
+    add(
+        "--step-spread", type=number, default=default["step_spread"], metavar="R", help="std of it / mean (default 0.1)"
+    )
     add("--slowest-factor", type=number, default=1.0, metavar="F", help="how many times slower the slowest learner is")
-    add("--bandwidth", type=bandwidth, default=default["bandwidth_Bps"], metavar="B", help="per learner (default 10Gb/s)")
+    add(
+        "--bandwidth",
+        type=bandwidth,
+        default=default["bandwidth_Bps"],
+        metavar="B",
+        help="per learner (default 10Gb/s)",
+    )
     add("--latency", type=duration, default=default["latency_s"], metavar="TIME", help="of a message (default 50us)")
     add("--group-size", type=positive_int, default=1, metavar="M", help="learners in a super-learner (default 1: none)")
     add("--group-bandwidth", type=bandwidth, metavar="B", help="inside a super-learner (default: as --bandwidth)")
@@ -51,25 +56,22 @@ def run(args: argparse.Namespace) -> None:
     best_topology: dict[str, Advice] = {}
     for row in ranked:
         best_topology.setdefault(row.strategy, row)
-    Console().print(_table(list(best_topology.values())))
+    _show_table(list(best_topology.values()))
     for row in best_topology.values():
-        print(f"{_name(row)}: {row.reason}.")
-    print(f"Each strategy on its best topology; all {len(ranked)} combinations with --json.")
+        name = f"{row.strategy} on {row.topology}" if row.topology else row.strategy
+        print(f"{name}: {row.reason}.")
+    print(f"\nEach strategy on its best topology; all {len(ranked)} combinations with --json.")
     print(LEFT_OUT)
 
 
-def _name(row: Advice) -> str:
-    return f"{row.strategy} on {row.topology}" if row.topology else row.strategy
-
-
-def _table(ranked: list[Advice]) -> Table:
-    table = Table(title="best first", title_justify="left")
-    table.add_column("strategy", no_wrap=True)
-    for heading in ("step", "steps/s", "of ideal", "variance (ασ)²"):
+def _show_table(ranked: list[Advice]) -> None:
+    table = new_table("best first")
+    for heading in ("strategy", "topology"):
+        table.add_column(heading)
+    for heading in ("step ms", "steps/s", "of ideal", "variance (ασ)²"):
         table.add_column(heading, justify="right")
     for row in ranked:
         variance = "unbounded" if row.stationary_variance is None else f"{row.stationary_variance:.3g}"
-        table.add_row(
-            _name(row), f"{row.step_s * 1e3:.4g} ms", f"{row.steps_per_s:.4g}", f"{row.ratio_to_ideal:.2f}", variance
-        )
-    return table
+        figures = (text(row.step_s * 1e3), text(row.steps_per_s), f"{row.ratio_to_ideal:.2f}", variance)
+        table.add_row(row.strategy, row.topology or "-", *figures)
+    show(table)

@@ -64,12 +64,15 @@ def duration(text: str) -> float:
 
 
 def number(text: str) -> float:
-    """Any finite number."""
-    return _scaled(text, "()", {"": 1.0}, "a number")
+    """A number of at least 0."""
+    return _scaled(text, "()", {"": 1.0}, "a number of at least 0")
 
 
 def _scaled(text: str, unit: str, scale: dict[str, float], wanted: str) -> float:
     match = re.fullmatch(rf"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*{unit}\s*", text)
     if not match:
         raise argparse.ArgumentTypeError(f"needs {wanted}, got '{text}'")
-    return float(match[1]) * scale[match[2]]
+    value = float(match[1]) * scale[match[2]]
+    if value == float("inf"):
+        raise argparse.ArgumentTypeError(f"needs {wanted}, got '{text}', which is too large")
+    return value

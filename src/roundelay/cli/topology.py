@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import networkx as nx
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from roundelay.cli.arguments import output_path, positive_int
+from roundelay.cli.tables import new_table, show, text
 from roundelay.errors import TopologyError, unknown
-from roundelay.topology import TOPOLOGIES, Mixing, every, from_graph, from_matrix, named, spectrum
+from roundelay.topology import TOPOLOGIES, Mixing, Spectrum, every, from_graph, from_matrix, named, spectrum
 from roundelay.topology.cost import sends_in, sends_per_round
 
 MATRIX_SUFFIXES = (".npy", ".csv")
 GRAPH_SUFFIXES = (".edgelist", ".graphml")
+COMPARED = {
+    "name": "topology",
+    "spectral_gap": "spectral gap",
+    "exact_after": "exact after",
+    "sends_per_round": "sends a round",
+    "rounds_to_1_percent": "rounds to 1 %",
+    "sends_to_1_percent": "sends to 1 %",
+    "stationary_variance": "variance (ασ)²",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,9 +56,8 @@ def run(args: argparse.Namespace) -> None:
         _one(args)
 
 
-def describe(mixing: Mixing) -> dict[str, Any]:
+def describe(mixing: Mixing, found: Spectrum) -> dict[str, Any]:
     """The figures of one topology under the names of the JSON output."""
-    found = spectrum(mixing)
     rounds = found.rounds_to_1_percent
     return {
         "name": mixing.name,
@@ -63,13 +71,13 @@ def describe(mixing: Mixing) -> dict[str, Any]:
         "rounds_to_1_percent": rounds,
         "sends_to_1_percent": None if rounds is None else sends_in(mixing, rounds),
         "stationary_variance": found.stationary_variance,
-        "stationary_variance_error": found.stationary_variance_error,
     }
 
 
 def _one(args: argparse.Namespace) -> None:
     mixing = _mixing(args)
-    figures = describe(mixing)
+    found = spectrum(mixing)
+    figures = describe(mixing, found)
     if args.draw:
         from roundelay.plots.topology import draw_topology
 
@@ -77,13 +85,15 @@ def _one(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(figures, indent=2))
         return
-    table = Table(title=f"{mixing.name}, {mixing.size} learners", show_header=False, title_justify="left")
-    for key, value in figures.items():
-        if key not in ("name", "learners"):
-            table.add_row(key.replace("_", " "), _text(value))
-    bound = 1 + figures["lambda_min"]
+    rows = {key.replace("_", " "): text(value) for key, value in figures.items() if key not in ("name", "learners")}
+    if found.stationary_variance_error is not None:
+        rows["stationary variance"] += f" (estimated, standard error {found.stationary_variance_error:.2g})"
+    table = new_table(f"{mixing.name}, {mixing.size} learner{'s' if mixing.size > 1 else ''}", header=False)
+    for label, value in rows.items():
+        table.add_row(label, value)
+    bound = 1 + found.lambda_min
     table.add_row("stable for lr × curvature below", f"{bound:.4g} without momentum, {1.9 * bound:.4g} with 0.9")
-    Console().print(table)
+    show(table)
     if args.draw:
         print(f"drawn to {args.draw}")
 
@@ -94,7 +104,12 @@ def _compare(args: argparse.Namespace) -> None:
     if args.draw:
         raise TopologyError("--draw goes with one topology; `topology compare` takes --plot")
     mixings, refused = every(args.learners, args.seed, args.degree)
-    rows = [describe(mixing) for mixing in mixings]
+    rows = []
+    for mixing in mixings:
+        try:
+            rows.append(describe(mixing, spectrum(mixing)))
+        except TopologyError as error:
+            refused[mixing.name] = str(error)
     rows.sort(key=lambda row: -row["spectral_gap"])
     if args.plot:
         from roundelay.plots.topology import plot_gaps
@@ -103,21 +118,12 @@ def _compare(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(rows, indent=2))
         return
-    columns = {
-        "name": "topology",
-        "spectral_gap": "spectral gap",
-        "exact_after": "exact after",
-        "sends_per_round": "sends a round",
-        "rounds_to_1_percent": "rounds to 1 %",
-        "sends_to_1_percent": "sends to 1 %",
-        "stationary_variance": "variance (ασ)²",
-    }
-    table = Table(title=f"{args.learners} learners, widest gap first", title_justify="left")
-    for column, heading in columns.items():
+    table = new_table(f"{args.learners} learner{'s' if args.learners > 1 else ''}, widest gap first")
+    for column, heading in COMPARED.items():
         table.add_column(heading, justify="left" if column == "name" else "right", no_wrap=column == "name")
     for row in rows:
-        table.add_row(*(_text(row[column]) for column in columns))
-    Console().print(table)
+        table.add_row(*(text(row[column]) for column in COMPARED))
+    show(table)
     for reason in refused.values():
         print(f"left out: {reason}")
     if args.plot:
@@ -145,17 +151,16 @@ def _from_file(path: Path) -> Mixing:
         ".edgelist": lambda: from_graph(nx.read_edgelist(path), path.name),
         ".graphml": lambda: from_graph(nx.read_graphml(path), path.name),
     }
+    if not path.is_file():
+        raise TopologyError(f"cannot read {path}: there is no such file")
     try:
-        return readers[path.suffix]()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # an empty file is a warning to NumPy
+            return readers[path.suffix]()
     except TopologyError:
         raise
     except OSError as error:
         raise TopologyError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # whatever a reader makes of a file that is not what its name says
-        raise TopologyError(f"{path} is no {path.suffix} file that can be read: {error}") from error
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        what = str(error).partition("\n")[0] or type(error).__name__
+        raise TopologyError(f"{path} is no {path.suffix} file that can be read: {what}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,8 @@ from roundelay.errors import MissingExtraError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STYLE = {
+STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -19,10 +22,17 @@ STYLE = {
     "legend.frameon": False,
     "svg.hashsalt": "roundelay",
 }
+UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
-def new_figure(rows: int = 1, columns: int = 1, *, size: tuple[float, float]) -> tuple[Figure, list[Any]]:
-    """A figure of `rows` x `columns` axes, as a flat list, `size` inches; never a window."""
+@contextmanager
+def picture(
+    path: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, float]
+) -> Iterator[tuple[Figure, list[Any]]]:
+    """A figure of `size` inches and its `rows` x `columns` axes as a flat list; written to `path` when the block ends.
+
+    Nothing in the file tells when it was made, so that equal data give equal files.
+    """
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -30,14 +40,5 @@ def new_figure(rows: int = 1, columns: int = 1, *, size: tuple[float, float]) ->
         raise MissingExtraError("drawing", "plots") from error
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False)
-    return figure, list(axes.flat)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write the figure; without a date in it, so that equal data give equal files."""
-    import matplotlib as mpl
-
-    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
-    with mpl.rc_context(STYLE):
-        figure.savefig(path, dpi=150, metadata=metadata)
+        yield figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+        figure.savefig(path, dpi=150, metadata=UNDATED.get(path.suffix))

@@ -19,7 +19,7 @@ import numpy as np
 
 from roundelay.errors import TopologyError
 from roundelay.topology.catalogue import every
-from roundelay.topology.mixing import DENSE_LIMIT, Array, Mixing, RelabelledMixing
+from roundelay.topology.mixing import DENSE_LIMIT, SAMPLED_ROUNDS, Array, Mixing, RelabelledMixing
 from roundelay.topology.spectrum import spectrum
 
 ROUNDS = 60
@@ -64,6 +64,8 @@ class Situation:
         for name in ("learners", "model_bytes", "step_s", "bandwidth_Bps", "group_size"):
             if not getattr(self, name) > 0:
                 raise TopologyError(f"{name} must be more than 0, got {getattr(self, name)}")
+        if self.group_bandwidth_Bps is not None and not self.group_bandwidth_Bps > 0:
+            raise TopologyError(f"group_bandwidth_Bps must be more than 0, got {self.group_bandwidth_Bps}")
         if self.step_spread < 0 or self.latency_s < 0:
             raise TopologyError(f"step_spread and latency_s are at least 0, got {self.step_spread}, {self.latency_s}")
         if self.slowest_factor < 1:
@@ -144,7 +146,7 @@ def _between(situation: Situation, times: Array) -> Iterator[Advice]:
     mixings, _ = every(n)
     yield _allreduce(situation, times)
     everyone = _pace(times, lambda T, round: np.full(n, T.max() + situation.allreduce_s()))
-    yield _synchronous("delay-by-one", None, situation, times, everyone, (n - 1) / n)
+    yield _synchronous("delay-by-one", None, situation, times, everyone, variance=(n - 1) / n)
     for mixing in mixings:
         yield _dpsgd(mixing, situation, times)
     for mixing in mixings:
@@ -156,20 +158,20 @@ def _allreduce(situation: Situation, times: Array) -> Advice:
     last_bucket = whole * min(1.0, BUCKET_BYTES / situation.model_bytes)
     exposed = max(whole - BACKWARD_SHARE * situation.step_s, last_bucket) if situation.learners > 1 else 0.0
     step_s = float(times.max(axis=1).mean()) + exposed
-    return _synchronous("allreduce", None, situation, times, step_s, 0.0)
+    return _synchronous("allreduce", None, situation, times, step_s, variance=0.0)
 
 
 def _dpsgd(mixing: Mixing, situation: Situation, times: Array) -> Advice:
-    degrees = [mixing.degrees(round) for round in range(mixing.period or 1)]
-    weights = [mixing.sparse(round) for round in range(ROUNDS if mixing.period is None else min(mixing.period, ROUNDS))]
+    rounds = range(ROUNDS if mixing.period is None else min(mixing.period, ROUNDS))
+    weights, degrees = [mixing.sparse(round) for round in rounds], [mixing.degrees(round) for round in rounds]
 
     def heard(T: Array, round: int) -> Array:
-        W = weights[round % len(weights)]
+        W, degree = weights[round % len(rounds)], degrees[round % len(rounds)]
         latest = np.maximum.reduceat(T[W.indices], W.indptr[:-1])
-        return np.asarray(latest + degrees[round % len(degrees)] * situation.model_s())
+        return np.asarray(latest + degree * situation.model_s())
 
     step_s = _pace(times, heard)
-    return _synchronous("dpsgd", mixing.name, situation, times, step_s, spectrum(mixing).stationary_variance)
+    return _synchronous("dpsgd", mixing.name, situation, times, step_s, variance=spectrum(mixing).stationary_variance)
 
 
 def _pace(times: Array, heard: Callable[[Array, int], Array]) -> float:
@@ -181,7 +183,7 @@ def _pace(times: Array, heard: Callable[[Array, int], Array]) -> float:
 
 
 def _synchronous(
-    strategy: str, topology: str | None, situation: Situation, times: Array, step_s: float, variance: float | None
+    strategy: str, topology: str | None, situation: Situation, times: Array, step_s: float, *, variance: float | None
 ) -> Advice:
     own = float(np.median(times.mean(axis=0)))
     if step_s < 1.05 * own:
@@ -189,7 +191,9 @@ def _synchronous(
     elif float(times.mean(axis=0).max()) > 0.9 * step_s:
         reason = f"everyone ends up at the pace of the slowest learner, {step_s / own:.2g} times a usual step"
     else:
-        reason = f"{(step_s - own) * 1e3:.3g} ms of a step are spent on communication or on waiting for random slow steps"
+        reason = (
+            f"{(step_s - own) * 1e3:.3g} ms of a step are spent on communication or on waiting for random slow steps"
+        )
     return Advice(strategy, topology, step_s, situation.learners / step_s, 0.0, 1.0, variance, reason)
 
 
@@ -198,13 +202,21 @@ def _adpsgd(mixing: Mixing, situation: Situation, times: Array) -> Advice:
     steps = np.maximum(times.mean(axis=0), exchange_s / MAX_LEAD)
     exchanges = float(np.minimum(1.0, steps / exchange_s).mean()) if exchange_s else 0.0
     variance = _pairwise_variance(mixing, exchanges)
-    reason = f"nobody waits; {exchanges:.2g} exchanges a step"
+    reason = f"nobody waits; {_exchanges_text(situation.learners, exchanges)}"
     if steps.max() > 1.05 * times.mean(axis=0).max():
         reason = f"the link is too slow: one exchange takes {exchange_s / situation.step_s:.3g} steps"
     elif variance is None or variance > 4:
         reason += ", but this graph is slow to carry them: replicas drift apart"
     n = situation.learners
-    return Advice("adpsgd", mixing.name, n / float((1 / steps).sum()), float((1 / steps).sum()), 0.0, exchanges, variance, reason)
+    return Advice(
+        "adpsgd", mixing.name, n / float((1 / steps).sum()), float((1 / steps).sum()), 0.0, exchanges, variance, reason
+    )
+
+
+def _exchanges_text(learners: int, exchanges: float) -> str:
+    if learners == 1:
+        return "there is nobody to exchange with"
+    return "one exchange a step" if exchanges > 0.995 else f"{exchanges:.2g} exchanges a step"
 
 
 def _pairwise_variance(mixing: Mixing, exchanges: float) -> float | None:
@@ -215,7 +227,9 @@ def _pairwise_variance(mixing: Mixing, exchanges: float) -> float | None:
     if isinstance(mixing, RelabelledMixing):
         slow = np.full(n - 1, 1 - 1 / (n - 1))
     else:
-        adjacency = sum(mixing.matrix(round) > 0 for round in range(mixing.period or 1)).astype(np.float64)
+        adjacency = np.zeros((n, n))
+        for round in range(mixing.period or SAMPLED_ROUNDS):
+            adjacency += (mixing.sparse(round) > 0).toarray()
         np.fill_diagonal(adjacency, 0)
         laplacian = np.diag(adjacency.sum(axis=1)) - adjacency
         slow = 1 - np.linalg.eigvalsh(laplacian)[1:] / adjacency.sum()

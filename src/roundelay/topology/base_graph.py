@@ -1,6 +1,6 @@
-r"""The Base-(k+1) graph (Takezawa et al., NeurIPS 2023): exact averaging in finitely many rounds for any n, degree <= k.
+r"""The Base-(k+1) graph (Takezawa et al., NeurIPS 2023): exact averaging in finitely many rounds, any n, degree <= k.
 
-Two building blocks, both periodic mixings given by one learner's row:
+Two building blocks, both periodic:
 
 * hyper-hypercube: n = f_1 f_2 ... f_L with every f_l <= k+1. In round l the learners that differ only in digit l of
   their mixed-radix number average completely. Exact after L rounds.
@@ -11,8 +11,8 @@ Two building blocks, both periodic mixings given by one learner's row:
      w = s_l / (a_l s_l + r). That puts the mean of each of the cubes, and of the rest, at their common mean.
   3. After its turn each cube averages inside; the rest has gone on with the next part meanwhile.
 
-n = p q with p the largest divisor of factors <= k+1 also splits into q-learner simple graphs followed by a hyper-hypercube
-over p; the shorter of the two ways is taken.
+n = p q with p the largest divisor of factors <= k+1 also splits into q-learner simple graphs followed by a
+hyper-hypercube over p; the shorter of the two ways is taken.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
+
 from roundelay.errors import TopologyError
-from roundelay.topology.mixing import Mixing, Row, RowMixing
+from roundelay.topology.mixing import Entries, FormulaMixing, Mixing, Ranks, joined
 
 
 def base_graph(size: int, k: int = 1) -> Mixing:
@@ -36,20 +38,22 @@ def base_graph(size: int, k: int = 1) -> Mixing:
     if k < 1:
         raise TopologyError(f"base_graph needs a degree k of at least 1, got {k}")
     if size < 3:
-        return RowMixing("base-graph", size, 1, lambda rank, phase: dict.fromkeys(range(size), 1 / size))
+        return FormulaMixing("base-graph", size, 1, lambda ranks, phase: _cube(ranks, [size], 0))
     smooth, rest = _smooth_part(size, k + 1)
     whole = _SimpleBase(size, k + 1)
     factors, inner = _factors(smooth, k + 1), _SimpleBase(rest, k + 1)
     if len(inner) + len(factors) > len(whole):
-        return RowMixing("base-graph", size, len(whole), whole.row)
+        return FormulaMixing("base-graph", size, len(whole), whole.entries)
 
-    def rows(rank: int, phase: int) -> Row:
-        block, place = divmod(rank, rest)
+    def entries(ranks: Ranks, phase: int) -> Entries:
+        block, place = np.divmod(ranks, rest)
         if phase < len(inner):
-            return {block * rest + peer: weight for peer, weight in inner.row(place, phase).items()}
-        return {peer * rest + place: weight for peer, weight in _cube_row(block, factors, phase - len(inner)).items()}
+            index, peers, weights = inner.entries(place, phase)
+            return index, block[index] * rest + peers, weights
+        index, peers, weights = _cube(block, factors, phase - len(inner))
+        return index, peers * rest + place[index], weights
 
-    return RowMixing("base-graph", size, len(inner) + len(factors), rows)
+    return FormulaMixing("base-graph", size, len(inner) + len(factors), entries)
 
 
 @dataclass(frozen=True)
@@ -90,39 +94,52 @@ class _SimpleBase:
     def _factors(self, part: _Part) -> list[int]:
         return [self.base] * part.power + ([part.cubes] if part.cubes > 1 else [])
 
-    def row(self, rank: int, phase: int) -> Row:
-        turn, part = next((i, part) for i, part in enumerate(self.parts) if rank < part.end)
-        place = rank - part.start
+    def entries(self, ranks: Ranks, phase: int) -> Entries:
+        found = []
+        for turn, part in enumerate(self.parts):
+            own = np.flatnonzero((ranks >= part.start) & (ranks < part.end))
+            index, peers, weights = self._entries_of(turn, part, ranks[own], phase)
+            found.append((own[index], peers, weights))
+        return joined(*found)
+
+    def _entries_of(self, turn: int, part: _Part, ranks: Ranks, phase: int) -> Entries:
+        place = ranks - part.start
         if phase < self._inside:  # 1. the part averages inside
-            factors = self._factors(part)
-            row = _cube_row(place, factors, phase) if phase < len(factors) else {place: 1.0}
-            return {part.start + peer: weight for peer, weight in row.items()}
+            index, peers, weights = _cube(place, self._factors(part), phase)
+            return index, part.start + peers, weights
         step = phase - self._inside
         if step < turn:  # 2. it stands behind V_step, whose cubes it meets
             met = self.parts[step]
             weight = _meeting_weight(met)
-            partners = [met.start + cube * met.side + (rank - met.end) for cube in range(met.cubes)]
-            return dict.fromkeys(partners, weight) | {rank: 1 - weight * met.cubes}
-        cube, corner = divmod(place, part.side)
+            partners = [met.start + cube * met.side + ranks - met.end for cube in range(met.cubes)]
+            return joined(_each(ranks, 1 - weight * met.cubes), *(_each(peers, weight) for peers in partners))
+        corner = place % part.side
         if step == turn:  # 2. its own turn: the first `behind` learners of every cube are met
-            if corner >= part.behind:
-                return {rank: 1.0}
             weight = _meeting_weight(part)
-            return {rank: 1 - weight, part.end + corner: weight}
-        inner = step - turn - 1  # 3. its cubes average inside
-        row = _cube_row(corner, [self.base] * part.power, inner) if inner < part.power else {corner: 1.0}
-        return {part.start + cube * part.side + peer: weight for peer, weight in row.items()}
+            met_ones = np.flatnonzero(corner < part.behind)
+            _, peers, weights = _each(part.end + corner[met_ones], weight)
+            own = np.where(corner < part.behind, 1 - weight, 1.0)
+            return joined((np.arange(len(ranks)), ranks, own), (met_ones, peers, weights))
+        index, peers, weights = _cube(corner, [self.base] * part.power, step - turn - 1)  # 3. its cubes average inside
+        return index, (ranks - corner)[index] + peers, weights
 
 
 def _meeting_weight(part: _Part) -> float:
     return part.side / (part.cubes * part.side + part.behind)
 
 
-def _cube_row(rank: int, factors: list[int], phase: int) -> Row:
-    """Hyper-hypercube: average with the learners that differ only in digit `phase` of the mixed-radix number."""
+def _cube(ranks: Ranks, factors: list[int], phase: int) -> Entries:
+    """Hyper-hypercube: average with those that differ only in digit `phase` of the mixed-radix number; then rest."""
+    if phase >= len(factors):
+        return _each(ranks, 1.0)
     stride, factor = math.prod(factors[:phase]), factors[phase]
-    first = rank - (rank // stride % factor) * stride
-    return dict.fromkeys(range(first, first + factor * stride, stride), 1 / factor)
+    first = ranks - (ranks // stride % factor) * stride
+    return joined(*(_each(first + digit * stride, 1 / factor) for digit in range(factor)))
+
+
+def _each(peers: Ranks, weight: float) -> Entries:
+    """One peer each, all with the same weight."""
+    return np.arange(len(peers)), peers, np.full(len(peers), weight)
 
 
 def _smooth_part(size: int, base: int) -> tuple[int, int]:

@@ -6,17 +6,16 @@ import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from roundelay.topology.mixing import Array, Mixing, Row
+from roundelay.topology.mixing import Array, Mixing, Ranks, Row
 
 ROLL_LIMIT = 64  # neighbours up to which adding rolled copies beats a Fourier transform
 
 
 class CayleyMixing(Mixing):
-    r"""Learner g of the group $Z_{n_1} \times \dots \times Z_{n_d}$ averages with g + s for every offset s of the round.
+    r"""Learner g of the group $Z_{n_1} \times \dots \times Z_{n_d}$ averages with g + s for every offset s of a round.
 
-    Regular, so the Metropolis weight of every edge is 1 / (1 + degree); and the Fourier transform of one row gives all
+    Regular, so the Metropolis weight of every edge is 1 / (1 + degree); the Fourier transform of one row gives all
     eigenvalues, $\lambda_k = \sum_s w_s \cos(2\pi \sum_j k_j s_j / n_j)$, so that 100,000 learners are no effort.
 
     Args:
@@ -30,14 +29,14 @@ class CayleyMixing(Mixing):
         self.shape = shape
         self._offsets = [_distinct(offsets, shape) for offsets in phases]
 
-    def _phase(self, round: int) -> npt.NDArray[np.int64]:
+    def _phase(self, round: int) -> Ranks:
         return self._offsets[round % len(self._offsets)]
 
-    def _peers(self, rank: int, round: int) -> npt.NDArray[np.int64]:
+    def _peers(self, rank: int, round: int) -> Ranks:
         """Peers in the order of the offsets: on a ring, successor then predecessor."""
         place = np.array(np.unravel_index(rank, self.shape), dtype=np.int64)
         moved = (place + self._phase(round)) % np.array(self.shape)
-        return np.ravel_multi_index(tuple(moved.T), self.shape)
+        return np.asarray(np.ravel_multi_index(tuple(moved.T), self.shape), dtype=np.int64)
 
     def row(self, rank: int, round: int = 0) -> Row:
         """W_k[rank, :]: 1 / (1 + degree) for itself and every neighbour."""
@@ -59,7 +58,7 @@ class CayleyMixing(Mixing):
         eigenvalues = self._eigenvalues(round)[..., None]
         return np.fft.ifftn(eigenvalues * np.fft.fftn(grid, axes=axes), axes=axes).real.reshape(values.shape)
 
-    def degrees(self, round: int = 0) -> npt.NDArray[np.int64]:
+    def degrees(self, round: int = 0) -> Ranks:
         """The same for everyone."""
         return np.full(self.size, len(self._phase(round)))
 
@@ -70,11 +69,11 @@ class CayleyMixing(Mixing):
         return np.fft.fftn(first / first.sum()).real
 
     def blocks(self, round: int = 0) -> Array:
-        """n blocks of size 1: the eigenvalues, the mean's first."""
+        """As many blocks as learners, of size 1: the eigenvalues, the mean's first."""
         return self._eigenvalues(round).reshape(-1, 1, 1)
 
 
-def _distinct(offsets: Collection[tuple[int, ...]], shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+def _distinct(offsets: Collection[tuple[int, ...]], shape: tuple[int, ...]) -> Ranks:
     """Offsets reduced modulo the shape, without zero and repetitions, in the order given."""
     reduced = np.array(list(offsets), dtype=np.int64).reshape(-1, len(shape)) % np.array(shape)
     kept = dict.fromkeys(map(tuple, reduced[reduced.any(axis=1)].tolist()))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from roundelay.topology.mixing import Mixing
 
 
@@ -26,15 +28,15 @@ class RoundCost:
 
 def sends_per_round(mixing: Mixing) -> float:
     """Models sent per learner and round, mean over learners and rounds."""
-    rounds = mixing.period or 1
-    return sum(float(mixing.degrees(round).mean()) for round in range(rounds)) / rounds
+    return float(np.mean([mixing.degrees(round).mean() for round in mixing.typical_rounds()]))
 
 
 def sends_in(mixing: Mixing, rounds: int) -> float:
     """Models sent per learner in the first `rounds` rounds."""
-    period = mixing.period or 1
-    whole, rest = divmod(rounds, period)
-    return whole * period * sends_per_round(mixing) + sum(float(mixing.degrees(round).mean()) for round in range(rest))
+    typical = mixing.typical_rounds()
+    whole, rest = divmod(rounds, len(typical))
+    begun = sum(float(mixing.degrees(round).mean()) for round in range(rest))
+    return whole * len(typical) * sends_per_round(mixing) + begun
 
 
 def round_cost(mixing: Mixing, model_bytes: float, bandwidth_Bps: float, latency_s: float) -> RoundCost:
@@ -44,13 +46,11 @@ def round_cost(mixing: Mixing, model_bytes: float, bandwidth_Bps: float, latency
     >>> round_cost(ring(8), model_bytes=1e6, bandwidth_Bps=1e9, latency_s=1e-5)
     RoundCost(mean_bytes=2000000.0, largest_bytes=2000000.0, messages=16.0, seconds=0.00202)
     """
-    rounds = mixing.period or 1
     mean = sends_per_round(mixing)
-    busiest = sum(int(mixing.degrees(round).max()) for round in range(rounds)) / rounds
+    busiest = float(np.mean([mixing.degrees(round).max() for round in mixing.typical_rounds()]))
     return RoundCost(
         mean_bytes=mean * model_bytes,
         largest_bytes=busiest * model_bytes,
         messages=mean * mixing.size,
         seconds=busiest * (latency_s + model_bytes / bandwidth_Bps),
     )
-

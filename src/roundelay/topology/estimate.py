@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from roundelay.errors import TopologyError
 from roundelay.topology.mixing import DENSE_LIMIT, Mixing
 
 ROUNDS = 400
-COLUMNS = 32
+COLUMNS = 16
+BATCHES = 20
+UNSETTLED = 1e-3  # what is left of the start, or of the batch before
+MOST_SETTLING = 2000
 
 
 def estimated_contraction(mixing: Mixing) -> tuple[float, float, float]:
@@ -34,14 +39,21 @@ def estimated_contraction(mixing: Mixing) -> tuple[float, float, float]:
     return float(samples.mean()), float(samples.std(ddof=1) / np.sqrt(ROUNDS)), lambda_min
 
 
-def estimated_variance(mixing: Mixing) -> tuple[float, float]:
-    """Run X <- W X - G with unit noise in many columns until it has settled; mean over columns and its error."""
+def estimated_variance(mixing: Mixing, rho: float) -> tuple[float | None, float | None]:
+    """Run X <- W X - G with unit noise in some columns: mean once settled, and its error from batches of rounds.
+
+    Batches as long as settling takes are nearly independent, in the noise as in the matrices. (None, None) where rho
+    is so close to 1 that this would take too long.
+    """
+    settling = math.ceil(math.log(UNSETTLED) / math.log(rho)) if 0 < rho < 1 else 1
+    if rho >= 1 or settling > MOST_SETTLING:
+        return None, None
+    length = max(settling, ROUNDS // BATCHES)
     noise = np.random.default_rng(0)
     values = np.zeros((mixing.size, COLUMNS))
-    settled = np.zeros(COLUMNS)
-    for round in range(2 * ROUNDS):
+    batches = np.zeros(BATCHES + 1)  # the first is spent on settling
+    for round in range(len(batches) * length):
         values = mixing.apply(values, round) - noise.standard_normal(values.shape)
         values -= values.mean(axis=0)
-        if round >= ROUNDS:
-            settled += (values**2).mean(axis=0) / ROUNDS
-    return float(settled.mean()), float(settled.std(ddof=1) / np.sqrt(COLUMNS))
+        batches[round // length] += (values**2).mean() / length
+    return float(batches[1:].mean()), float(batches[1:].std(ddof=1) / np.sqrt(BATCHES))

@@ -5,11 +5,22 @@ from __future__ import annotations
 import math
 
 import networkx as nx
+import numpy as np
 import numpy.typing as npt
 
 from roundelay.errors import TopologyError
 from roundelay.topology.cayley import CayleyMixing
-from roundelay.topology.mixing import MatrixMixing, Mixing, RelabelledMixing, Row, RowMixing, metropolis
+from roundelay.topology.mixing import (
+    Entries,
+    FormulaMixing,
+    MatrixMixing,
+    Mixing,
+    Ranks,
+    RelabelledMixing,
+    joined,
+    metropolis,
+    pairs,
+)
 
 
 def ring(size: int) -> Mixing:
@@ -40,12 +51,15 @@ def complete(size: int) -> Mixing:
 def star(size: int) -> Mixing:
     """Learner 0 in the middle; Metropolis weights 1/n."""
 
-    def rows(rank: int, phase: int) -> Row:
-        if rank == 0:
-            return dict.fromkeys(range(size), 1 / size)
-        return {0: 1 / size, rank: 1 - 1 / size}
+    def entries(ranks: Ranks, phase: int) -> Entries:
+        hub, leaves = np.flatnonzero(ranks == 0), np.flatnonzero(ranks)
+        return joined(
+            (hub.repeat(size), np.tile(np.arange(size), len(hub)), np.full(len(hub) * size, 1 / size)),
+            (leaves, np.zeros_like(leaves), np.full(len(leaves), 1 / size)),
+            (leaves, ranks[leaves], np.full(len(leaves), 1 - 1 / size)),
+        )
 
-    return RowMixing("star", size, 1, rows)
+    return FormulaMixing("star", size, 1, entries)
 
 
 def torus(size: int) -> Mixing:
@@ -90,14 +104,13 @@ def odd_even_ring(size: int) -> Mixing:
     ((1,), (3,))
     """
 
-    def rows(rank: int, phase: int) -> Row:
-        place = (rank - phase) % size
-        if place == 2 * (size // 2):
-            return {rank: 1.0}
-        return {rank: 0.5, (rank + (-1 if place % 2 else 1)) % size: 0.5}
+    def entries(ranks: Ranks, phase: int) -> Entries:
+        place = (ranks - phase) % size
+        return pairs(ranks, (ranks + np.where(place % 2, -1, 1)) % size, place == 2 * (size // 2))
 
-    even = size % 2 == 0
-    return RowMixing("odd-even-ring", size, min(2, size) if even else size, rows, shift=2 if even and size > 2 else None)
+    if size % 2:
+        return FormulaMixing("odd-even-ring", size, size, entries, drift=1)
+    return FormulaMixing("odd-even-ring", size, min(2, size), entries, shift=2 if size > 2 else None)
 
 
 def random_matching(size: int, seed: int = 0) -> Mixing:
@@ -107,11 +120,11 @@ def random_matching(size: int, seed: int = 0) -> Mixing:
     1
     """
 
-    def rows(rank: int, phase: int) -> Row:
-        peer = rank ^ 1
-        return {rank: 0.5, peer: 0.5} if peer < size else {rank: 1.0}
+    def entries(ranks: Ranks, phase: int) -> Entries:
+        return pairs(ranks, ranks ^ 1, ranks ^ 1 >= size)
 
-    return RelabelledMixing("random-matching", RowMixing("matching", size, 1, rows, shift=2 if size % 2 == 0 else None), seed)
+    fixed = FormulaMixing("matching", size, 1, entries, shift=2 if size % 2 == 0 else None)
+    return RelabelledMixing("random-matching", fixed, seed)
 
 
 def from_graph(graph: nx.Graph, name: str = "graph") -> Mixing:
@@ -146,7 +159,9 @@ def _bits(name: str, size: int) -> int:
     if size < 1:
         raise TopologyError(f"{name} needs at least 1 learner, got {size}")
     if size & (size - 1):
-        raise TopologyError(f"{name} needs a power of two learners, got {size}; use base_graph({size}, k=1), base-graph by name")
+        raise TopologyError(
+            f"{name} needs a power of two learners, got {size}; use base_graph({size}, k=1), base-graph by name"
+        )
     return size.bit_length() - 1
 
 

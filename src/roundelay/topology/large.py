@@ -1,7 +1,9 @@
-"""Spectra of mixings too large for dense matrices and without a symmetry that makes them small: sparse Lanczos and probes."""
+"""Spectra of mixings too large for dense matrices, without a symmetry that makes them small: Lanczos and probes."""
 
 from __future__ import annotations
 
+import bisect
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,17 +13,19 @@ from scipy.sparse import linalg
 from roundelay.errors import TopologyError
 from roundelay.topology.mixing import DENSE_LIMIT, TOLERANCE, Array, Mixing
 
+ONE_PERCENT = 0.01
 PROBES = 16  # random vectors behind a trace; at these sizes its standard error is a few per mille
 LANCZOS_STEPS = 300
 
 
 @dataclass(frozen=True)
 class Large:
-    """Factor per round, smallest eigenvalue, rounds to the exact mean, and the stationary variance with its standard error."""
+    """Factor per round, smallest eigenvalue, rounds to the exact mean and to 1 %, stationary variance, its error."""
 
     rate: float
     lambda_min: float
     exact_after: int | None
+    rounds_to_1_percent: int | None
     variance: float | None
     variance_error: float | None
 
@@ -30,25 +34,24 @@ def large_fixed(mixing: Mixing) -> Large:
     """Extreme eigenvalues by Lanczos; the trace of (I - W^2)^+ from random probes."""
     W = mixing.sparse()
     centred = linalg.LinearOperator(W.shape, dtype=np.float64, matvec=lambda x: W @ x - x.mean())
-    lambda_min = smallest_eigenvalue(mixing)
+    lambda_min = smallest_eigenvalue(W)
     try:
         lambda_2 = _extreme(centred, "LA")
     except linalg.ArpackNoConvergence:
         lambda_2 = _second_by_inversion(W)
     rate = max(abs(lambda_2), abs(lambda_min))
     variance, error = (None, None) if rate >= 1 - 1e-12 else _variance_by_probes(W)
-    return Large(rate, lambda_min, None, variance, error)
+    return Large(rate, lambda_min, None, rounds_at_rate(rate, mixing.size), variance, error)
 
 
-def smallest_eigenvalue(mixing: Mixing, round: int = 0) -> float:
-    """lambda_min(W_k) by Lanczos."""
-    return _extreme(mixing.sparse(round), "SA")
+def smallest_eigenvalue(W: sparse.csr_array) -> float:
+    """lambda_min(W) by Lanczos."""
+    return _extreme(W, "SA")
 
 
 def large_periodic(mixing: Mixing) -> Large:
     """A mixing that reaches the exact mean within its period; others of this size are refused."""
-    assert mixing.period is not None
-    rounds = [mixing.sparse(phase) for phase in range(mixing.period)]
+    rounds = [] if mixing.drift or mixing.period is None else [mixing.sparse(phase) for phase in range(mixing.period)]
     probes = _probes(mixing.size)
     values, exact_after = probes, None
     for count, W in enumerate(rounds, start=1):
@@ -61,13 +64,27 @@ def large_periodic(mixing: Mixing) -> Large:
             f"{mixing!r} changes from round to round, has no symmetry to use and never averages exactly: "
             f"its spectrum is computed for at most {DENSE_LIMIT} learners"
         )
-    lambda_min = min(smallest_eigenvalue(mixing, phase) for phase in range(mixing.period))
+    lambda_min = min(smallest_eigenvalue(W) for W in rounds)
+    # The error never grows, so that the first r below 1 % is found by bisection.
+    first = bisect.bisect_left(range(1, exact_after), 1, key=lambda r: squared_error(rounds[:r]) <= ONE_PERCENT)
     variance, error = _finite_variance(rounds, probes)
-    return Large(0.0, lambda_min, exact_after, variance, error)
+    return Large(0.0, lambda_min, exact_after, 1 + first, variance, error)
+
+
+def squared_error(rounds: list[sparse.csr_array]) -> float:
+    """|W_{r-1} ... W_0 - J/n|_2^2, the largest eigenvalue of its square, by Lanczos."""
+    size = rounds[0].shape[0]
+
+    def there_and_back(x: Array) -> Array:
+        for W in (*rounds, *reversed(rounds)):
+            x = W @ x
+        return np.asarray(x - x.mean())
+
+    return max(0.0, _extreme(linalg.LinearOperator((size, size), dtype=np.float64, matvec=there_and_back), "LA"))
 
 
 def _finite_variance(rounds: list[sparse.csr_array], probes: Array) -> tuple[float, float]:
-    """tr(S_k)/n with S_k = sum over s of the products of the last s rounds, squared; they vanish after a period or two."""
+    """tr(S_k)/n, S_k = sum over s of the products of the last s rounds, squared; they vanish after a period or two."""
     per_phase = []
     for last in range(len(rounds)):
         values, total = probes, (probes**2).sum(axis=0)
@@ -101,7 +118,7 @@ def _variance_by_probes(W: sparse.csr_array) -> tuple[float, float]:
 
 
 def _solve(A: sparse.csc_array, right: Array) -> Array:
-    """A^+ applied to vectors of mean zero, up to a constant: conjugate gradients, elimination where they are too slow."""
+    """A^+ applied to vectors of mean zero, up to a constant: conjugate gradients, elimination where they are slow."""
     solutions = np.zeros_like(right)
     for column, z in enumerate(right.T):
         y, failed = linalg.cg(A, z, rtol=1e-8, maxiter=1000)
@@ -120,3 +137,12 @@ def _probes(size: int) -> Array:
 
 def _mean_and_error(samples: Array) -> tuple[float, float]:
     return float(samples.mean()), float(samples.std(ddof=1) / np.sqrt(len(samples)))
+
+
+def rounds_at_rate(rate: float, size: int) -> int | None:
+    """Rounds until rate^(2r) <= 1 %; 0 for a single learner, None if never."""
+    if size == 1:
+        return 0
+    if rate >= 1 - 1e-15:
+        return None
+    return 1 if rate <= 0 else max(1, math.ceil(math.log(ONE_PERCENT) / (2 * math.log(rate)) - 1e-9))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import networkx as nx
 import numpy as np
@@ -14,9 +14,13 @@ from roundelay.errors import TopologyError
 from roundelay.topology.permutation import permutation
 
 Array = npt.NDArray[np.float64]
+Ranks = npt.NDArray[np.int64]
 Row = dict[int, float]
+Entries = tuple[Ranks, Ranks, Array]  # index into the ranks asked for, peer, weight
+Formula = Callable[[Ranks, int], Entries]
 
 DENSE_LIMIT = 1024  # learners up to which an n x n matrix is built and solved without a second thought
+SAMPLED_ROUNDS = 32  # of a random mixing, where all rounds are meant
 TOLERANCE = 1e-9  # of a user's row sums, and of "exactly the mean"
 
 
@@ -30,7 +34,10 @@ class Mixing(ABC):
         name: what it is called on the command line.
         size: the number of learners n.
         period: after how many rounds the matrices repeat; 1 for a fixed W, None where every round is drawn anew.
+        drift: relabelling i -> i + drift (mod n) turns every W_k into W_{k+1}; 0 where there is no such rule.
     """
+
+    drift: int = 0
 
     def __init__(self, name: str, size: int, period: int | None) -> None:
         if size < 1:
@@ -69,16 +76,22 @@ class Mixing(ABC):
         """W_k X for X with one row a learner."""
         return np.asarray(self.sparse(round) @ values)
 
-    def degrees(self, round: int = 0) -> npt.NDArray[np.int64]:
+    def degrees(self, round: int = 0) -> Ranks:
         """How many neighbours each learner has in this round, which is also how many models it sends."""
         W = self.sparse(round)
         return np.asarray(np.diff(W.indptr) - (W.diagonal() != 0), dtype=np.int64)
 
-    def blocks(self, round: int = 0) -> npt.NDArray[np.complex128] | Array | None:
-        """The Hermitian blocks, stacked (m, b, b), that one unitary transform turns every W_k into; the mean is in the first.
+    def typical_rounds(self) -> range:
+        """Rounds that stand for all in what does not depend on the learners' names, such as degrees."""
+        if self.drift:
+            return range(1)
+        return range(SAMPLED_ROUNDS if self.period is None else self.period)
 
-        Symmetry makes them small (a circulant has n blocks of size 1, by FFT); without any, W_k itself is the one block.
-        None where that would be too large to work with.
+    def blocks(self, round: int = 0) -> npt.NDArray[np.complex128] | Array | None:
+        """Hermitian blocks, stacked (m, b, b), into which one unitary transform turns every W_k; the first has the mean.
+
+        Symmetry makes them small (a circulant has n blocks of size 1, by FFT); without any, W_k itself is the one
+        block. None where that would be too large to work with.
         """
         return self.matrix(round)[None] if self.size <= DENSE_LIMIT else None
 
@@ -86,26 +99,35 @@ class Mixing(ABC):
         return f"{self.name}({self.size})"
 
 
-class RowMixing(Mixing):
-    """A mixing given by a formula for one learner's row.
+class FormulaMixing(Mixing):
+    """A mixing given by a formula for the entries of W_k in the rows of any learners: one, for a row, or all of them.
 
     Args:
         name: what it is called.
         size: the number of learners n.
         period: rounds after which it repeats.
-        rows: (rank, phase) -> weights, where phase = round mod period.
-        shift: relabelling i -> i + shift (mod n) leaves every W_k as it is; n where it has no such symmetry.
+        entries: (ranks, phase) -> (index into ranks, peer, weight) of all non-zero entries; phase = round mod period.
+        shift: relabelling i -> i + shift (mod n) leaves every W_k as it is; None where it has no such symmetry.
+        drift: relabelling i -> i + drift (mod n) turns every W_k into W_{k+1}; 0 where it has no such rule.
     """
 
     def __init__(
-        self, name: str, size: int, period: int, rows: Callable[[int, int], Mapping[int, float]], shift: int | None = None
+        self, name: str, size: int, period: int, entries: Formula, *, shift: int | None = None, drift: int = 0
     ) -> None:
         super().__init__(name, size, period)
-        self._period, self._rows, self._shift = period, rows, shift or size
+        self._period, self._entries, self._shift, self.drift = period, entries, shift or size, drift
 
     def row(self, rank: int, round: int = 0) -> Row:
         """W_k[rank, :]."""
-        return dict(sorted(self._rows(rank, round % self._period).items()))
+        _, peers, weights = self._entries(np.array([rank]), round % self._period)
+        return dict(sorted(zip(peers.tolist(), weights.tolist(), strict=True)))
+
+    def sparse(self, round: int = 0) -> sparse.csr_array:
+        """W_k as a sparse matrix."""
+        ranks, peers, weights = self._entries(np.arange(self.size), round % self._period)
+        W = sparse.csr_array((weights, (ranks, peers)), shape=(self.size, self.size))
+        W.sort_indices()
+        return W
 
     def blocks(self, round: int = 0) -> npt.NDArray[np.complex128] | Array | None:
         """A block-circulant matrix falls into n/b blocks of size b by FFT over its first b rows."""
@@ -113,17 +135,29 @@ class RowMixing(Mixing):
         if b == self.size:
             return super().blocks(round)
         first = np.zeros((b, self.size))
-        for i in range(b):
-            for peer, weight in self.row(i, round).items():
-                first[i, peer] = weight
+        ranks, peers, weights = self._entries(np.arange(b), round % self._period)
+        first[ranks, peers] = weights
         return np.fft.fft(first.reshape(b, self.size // b, b), axis=1).transpose(1, 0, 2)
+
+
+def joined(*parts: Entries) -> Entries:
+    """The entries of several formulas together."""
+    ranks, peers, weights = zip(*parts, strict=True)
+    return np.concatenate(ranks), np.concatenate(peers), np.concatenate(weights)
+
+
+def pairs(ranks: Ranks, peers: Ranks, resting: npt.NDArray[np.bool_]) -> Entries:
+    """Each learner averages with one peer, 1/2 and 1/2; who rests keeps its own."""
+    paired = np.flatnonzero(~resting)
+    own = (np.arange(len(ranks)), ranks, np.where(resting, 1.0, 0.5))
+    return joined(own, (paired, peers[paired], np.full(len(paired), 0.5)))
 
 
 class MatrixMixing(Mixing):
     """A fixed mixing given by its matrix, checked to be symmetric, doubly stochastic and connected."""
 
     def __init__(self, name: str, weights: npt.ArrayLike | sparse.sparray) -> None:
-        W = sparse.csr_array(weights if sparse.issparse(weights) else _square(weights))
+        W = sparse.csr_array(weights if sparse.issparse(weights) else _square(name, weights))
         super().__init__(name, W.shape[0], period=1)
         _check_doubly_stochastic(name, W)
         W.eliminate_zeros()
@@ -176,11 +210,15 @@ class RelabelledMixing(Mixing):
         mixed[learner] = self.base.apply(values[learner])
         return mixed
 
-    def degrees(self, round: int = 0) -> npt.NDArray[np.int64]:
+    def degrees(self, round: int = 0) -> Ranks:
         """Those of the fixed mixing, in other places: changing places costs nothing."""
         degrees = np.empty(self.size, dtype=np.int64)
         degrees[permutation(self.size, self.seed, round).all()] = self.base.degrees()
         return degrees
+
+    def typical_rounds(self) -> range:
+        """One: only the learners' places change."""
+        return range(1)
 
     def blocks(self, round: int = 0) -> npt.NDArray[np.complex128] | Array | None:
         """Rounds share no transform; the spectrum of a relabelled mixing has a closed form instead."""
@@ -206,12 +244,15 @@ def metropolis(graph: nx.Graph) -> sparse.csr_array:
     return sparse.csr_array(W + sparse.diags_array(1 - W.sum(axis=1)))
 
 
-def _square(weights: npt.ArrayLike) -> Array:
-    W = np.asarray(weights, dtype=np.float64)
+def _square(name: str, weights: npt.ArrayLike) -> Array:
+    try:
+        W = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise TopologyError(f"{name}: a mixing matrix has numbers as entries, but {error}") from error
     if W.ndim != 2 or W.shape[0] != W.shape[1]:
-        raise TopologyError(f"a mixing matrix is square, got shape {W.shape}")
+        raise TopologyError(f"{name}: a mixing matrix is square, got shape {W.shape}")
     if not np.isfinite(W).all():
-        raise TopologyError("a mixing matrix has finite entries only, got NaN or infinity")
+        raise TopologyError(f"{name}: a mixing matrix has finite entries only, got NaN or infinity")
     return W
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,10 @@ Integers = TypeVar("Integers", int, npt.NDArray[np.uint64])
 
 def mix64(x: Integers) -> Integers:
     """Scramble 64 bits (the finaliser of splitmix64, Steele et al. 2014); works on ints and on uint64 arrays alike."""
-    x = x & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
+    word: Any = x & _MASK
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
+    return cast(Integers, word ^ (word >> 31))
 
 
 def key(*parts: int) -> int:
@@ -93,7 +93,8 @@ class Permutation:
         return images.astype(np.int64)
 
     def _forward(self, x: Integers) -> Integers:
-        left, right = x // self._b, x % self._b
+        left: Any = x // self._b
+        right: Any = x % self._b
         for j in range(0, FEISTEL_ROUNDS, 2):
             left = (left + mix64(right ^ self._keys[j]) % self._a) % self._a
             right = (right + mix64(left ^ self._keys[j + 1]) % self._b) % self._b

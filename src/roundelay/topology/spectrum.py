@@ -20,12 +20,18 @@ from typing import Literal
 
 from roundelay.errors import TopologyError
 from roundelay.topology.estimate import estimated_contraction, estimated_variance
-from roundelay.topology.large import large_fixed, large_periodic, smallest_eigenvalue
+from roundelay.topology.large import (
+    ONE_PERCENT,
+    large_fixed,
+    large_periodic,
+    rounds_at_rate,
+    smallest_eigenvalue,
+    squared_error,
+)
 from roundelay.topology.mixing import Mixing, RelabelledMixing
 from roundelay.topology.stacks import Stack
 
 GapKind = Literal["fixed", "expected", "periodic", "estimated"]
-ONE_PERCENT = 0.01
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Spectrum:
         lambda_min: the smallest eigenvalue of any round's W; see `stability_bound`.
         exact_after: rounds after which every learner has the exact mean, None if never.
         rounds_to_1_percent: rounds until the squared error of the worst start is 1 %; None if never.
-        stationary_variance: in units of (alpha sigma)^2; None where it grows without bound.
+        stationary_variance: in units of (alpha sigma)^2; None where it grows without bound (or too slowly to be estimated).
         stationary_variance_error: its standard error if estimated, else None.
     """
 
@@ -68,13 +74,12 @@ def spectrum(mixing: Mixing) -> Spectrum:
     stack = Stack.of(mixing)
     if stack is None:
         return _large(mixing)
-    rate = stack.rate()
     return Spectrum(
-        gap=1 - rate,
+        gap=1 - stack.rate,
         kind="fixed" if mixing.period == 1 else "periodic",
         gap_error=None,
-        lambda_min=stack.lambda_min(),
-        exact_after=stack.exact_after(),
+        lambda_min=stack.lambda_min,
+        exact_after=stack.exact_after,
         rounds_to_1_percent=stack.rounds_to(ONE_PERCENT),
         stationary_variance=stack.stationary_variance(),
     )
@@ -87,7 +92,8 @@ def spectral_gap(mixing: Mixing) -> float:
     >>> spectral_gap(ring(16))
     0.0507...
     """
-    return spectrum(mixing).gap
+    stack = None if mixing.period is None else Stack.of(mixing)
+    return spectrum(mixing).gap if stack is None else 1 - stack.rate
 
 
 def stability_bound(mixing: Mixing, momentum: float = 0.0) -> float:
@@ -116,15 +122,18 @@ def consensus_error(mixing: Mixing, rounds: int) -> float:
     if mixing.period is None:
         return (1 - spectrum(mixing).gap) ** (2 * rounds)
     stack = Stack.of(mixing)
-    if stack is None:
-        found = spectrum(mixing)
-        exact = found.exact_after is not None and rounds >= found.exact_after
-        return 0.0 if exact else (1 - found.gap) ** (2 * rounds)
-    return stack.squared_error(rounds)
+    if stack is not None:
+        return stack.squared_error(rounds)
+    found = spectrum(mixing)
+    if found.exact_after is None:  # a fixed W, where the worst start stays the worst
+        return (1 - found.gap) ** (2 * rounds)
+    if rounds >= found.exact_after:
+        return 0.0
+    return squared_error([mixing.sparse(round) for round in range(rounds)]) if rounds else 1.0
 
 
 def relabelled_contraction(mixing: RelabelledMixing) -> float:
-    """rho = (|W|_F^2 - 1) / (n - 1), the factor on the expected squared distance per round."""
+    """The factor on the expected squared distance per round, rho = (|W|_F^2 - 1) / (n - 1)."""
     if mixing.size == 1:
         return 0.0
     blocks = mixing.base.blocks()  # unitarily equivalent to W, and small where W is not
@@ -140,8 +149,8 @@ def _relabelled(mixing: RelabelledMixing) -> Spectrum:
         gap=1 - math.sqrt(rho),
         kind="expected",
         gap_error=None,
-        lambda_min=stack.lambda_min() if stack else smallest_eigenvalue(mixing.base),
-        exact_after=stack.exact_after() if stack else None,
+        lambda_min=stack.lambda_min if stack else smallest_eigenvalue(mixing.base.sparse()),
+        exact_after=stack.exact_after if stack else None,
         rounds_to_1_percent=rounds_at_rate(math.sqrt(rho), n),
         stationary_variance=(n - 1) / n / (1 - rho) if rho < 1 else None,
     )
@@ -149,7 +158,7 @@ def _relabelled(mixing: RelabelledMixing) -> Spectrum:
 
 def _estimated(mixing: Mixing) -> Spectrum:
     rho, rho_error, lambda_min = estimated_contraction(mixing)
-    variance, variance_error = estimated_variance(mixing)
+    variance, variance_error = estimated_variance(mixing, rho)
     rate = math.sqrt(rho)
     return Spectrum(
         gap=1 - rate,
@@ -171,16 +180,7 @@ def _large(mixing: Mixing) -> Spectrum:
         gap_error=None,
         lambda_min=found.lambda_min,
         exact_after=found.exact_after,
-        rounds_to_1_percent=found.exact_after or rounds_at_rate(found.rate, mixing.size),
+        rounds_to_1_percent=found.rounds_to_1_percent,
         stationary_variance=found.variance,
         stationary_variance_error=found.variance_error,
     )
-
-
-def rounds_at_rate(rate: float, size: int) -> int | None:
-    """Rounds until rate^(2r) <= 1 %; 0 for a single learner, None if never."""
-    if size == 1:
-        return 0
-    if rate >= 1 - 1e-15:
-        return None
-    return 1 if rate <= 0 else max(1, math.ceil(math.log(ONE_PERCENT) / (2 * math.log(rate)) - 1e-9))

@@ -11,47 +11,53 @@ from roundelay.topology.mixing import TOLERANCE, Mixing
 
 Blocks = npt.NDArray[np.complex128] | npt.NDArray[np.float64]
 
-NEVER = 60  # doublings (2^60 periods) after which something that has not died out will not
+CERTAINLY_ONE = 1 - 1e-12  # a factor per round from which on nothing dies out
 
 
 class Stack:
-    """W_0 - J/n, ..., W_{p-1} - J/n of one period as stacks of blocks (m, b, b), on which all matrix maths is batched."""
+    """W_0 - J/n, ..., W_{p-1} - J/n of one period as stacks of blocks (m, b, b): all matrix maths is batched."""
 
-    def __init__(self, size: int, phases: list[Blocks]) -> None:
+    def __init__(self, size: int, phases: list[Blocks], lambda_min: float, *, hermitian: bool) -> None:
         self.size = size
         self.phases = [_without_mean(phase) for phase in phases]
+        self.lambda_min = (
+            lambda_min if abs(lambda_min) > 1e-12 else 0.0
+        )  # averaging is a projection: its zeros are exact
+        self._hermitian = hermitian
 
     @classmethod
     def of(cls, mixing: Mixing) -> Stack | None:
         """The stack of a fixed or periodic mixing, None where it is too large for one."""
         phases: list[Blocks] = []
-        for round in range(mixing.period or 0):
+        for round in range(1 if mixing.drift else mixing.period or 0):
             blocks = mixing.blocks(round)
             if blocks is None:
                 return None
             phases.append(blocks)
-        return cls(mixing.size, phases)
+        lambda_min = min(float(np.linalg.eigvalsh(phase).min()) for phase in phases)
+        if mixing.drift:
+            # W_k = S^k W_0 S^-k for the shift S, so W_{r-1} ... W_0 = S^r (S^-1 W_0)^r: one phase stands for n of them.
+            return cls(mixing.size, [np.roll(phases[0], -mixing.drift, axis=1)], lambda_min, hermitian=False)
+        if len(phases) == 1:
+            return cls(mixing.size, [_diagonal(phases[0])], lambda_min, hermitian=True)
+        return cls(mixing.size, phases, lambda_min, hermitian=False)
 
     @functools.cached_property
     def product(self) -> Blocks:
         """W_{p-1} ... W_0 - J/n."""
         return functools.reduce(lambda before, phase: phase @ before, self.phases)
 
+    @functools.cached_property
     def rate(self) -> float:
         """Asymptotic factor per round: spectral radius of the product, to the power 1/p."""
-        if self.exact_after() is not None:
+        if self.exact_after is not None:
             return 0.0
-        if len(self.phases) == 1:
-            return float(abs(np.linalg.eigvalsh(self.product)).max())
-        return float(abs(np.linalg.eigvals(self.product)).max()) ** (1 / len(self.phases))
+        eigenvalues = np.linalg.eigvalsh(self.product) if self._hermitian else np.linalg.eigvals(self.product)
+        return float(np.abs(eigenvalues).max() ** (1 / len(self.phases)))
 
-    def lambda_min(self) -> float:
-        """The smallest eigenvalue of any round's W."""
-        smallest = min(float(np.linalg.eigvalsh(_with_mean(phase)).min()) for phase in self.phases)
-        return smallest if abs(smallest) > 1e-12 else 0.0  # averaging is a projection: its zeros are exact
-
+    @functools.cached_property
     def exact_after(self) -> int | None:
-        """The first r with W_{r-1} ... W_0 = J/n."""
+        """The first r with W_{r-1} ... W_0 = J/n, if there is one; it is within a period."""
         if self.size == 1:
             return 0
         product = _identity(self.phases[0])
@@ -70,13 +76,13 @@ class Stack:
         return _norm2(product)
 
     def rounds_to(self, target: float) -> int | None:
-        """Smallest r whose squared error is at most `target`: doubling, then bisection over periods, then round by round."""
+        """Smallest r whose squared error is at most `target`: doubling, bisection over periods, then round by round."""
         if self.size == 1:
             return 0
+        if self.rate >= CERTAINLY_ONE:
+            return None
         powers = [self.product]
         while _norm2(powers[-1]) > target:
-            if len(powers) > NEVER:
-                return None
             powers.append(powers[-1] @ powers[-1])
         product, periods = _identity(self.phases[0]), 0
         for exponent in reversed(range(len(powers) - 1)):
@@ -90,22 +96,31 @@ class Stack:
         raise AssertionError("the period after the last one above the target must end below it")
 
     def stationary_variance(self) -> float | None:
-        """Mean over phases of tr(S_k)/n, where S_{k+1} = W_k S_k W_k + I - J/n and S_p = S_0 (Lyapunov, by doubling)."""
-        noise = _identity(self.phases[0])
-        if self.exact_after() is None and self.rate() >= 1 - 1e-12:
+        """Mean over phases of tr(S_k)/n; S_{k+1} = W_k S_k W_k^T + I - J/n and S_p = S_0: Lyapunov, by doubling."""
+        if self.rate >= CERTAINLY_ONE:
             return None
+        noise = _identity(self.phases[0])
         covariance = np.zeros_like(noise)
         for phase in self.phases:
-            covariance = phase @ covariance @ phase + noise
-        power, doublings = self.product, 0
-        while np.abs(power).max() > 1e-16 and doublings < NEVER:
+            covariance = phase @ covariance @ _adjoint(phase) + noise
+        power = self.product
+        while np.abs(power).max() > 1e-16:
             covariance = covariance + power @ covariance @ _adjoint(power)
-            power, doublings = power @ power, doublings + 1
+            power = power @ power
         total = 0.0
         for phase in self.phases:
-            covariance = phase @ covariance @ phase + noise
+            covariance = phase @ covariance @ _adjoint(phase) + noise
             total += float(np.trace(covariance, axis1=1, axis2=2).real.sum())
         return total / len(self.phases) / self.size
+
+
+def _diagonal(blocks: Blocks) -> Blocks:
+    """A fixed W in its own basis: n blocks of size 1, the mean's eigenvalue first."""
+    if blocks.shape[1] == 1:
+        return blocks
+    eigenvalues = np.linalg.eigvalsh(_without_mean(blocks)).ravel()
+    mean = int(np.argmin(np.abs(eigenvalues)))  # or another zero, which then stays in its place
+    return np.concatenate([[1.0], np.delete(eigenvalues, mean)]).reshape(-1, 1, 1)
 
 
 def _without_mean(blocks: Blocks) -> Blocks:
@@ -114,15 +129,11 @@ def _without_mean(blocks: Blocks) -> Blocks:
     return reduced
 
 
-def _with_mean(blocks: Blocks) -> Blocks:
-    restored = blocks.copy()
-    restored[0] += 1 / blocks.shape[1]
-    return restored
-
-
 def _identity(like: Blocks) -> Blocks:
     """I - J/n as a stack."""
-    return _without_mean(np.broadcast_to(np.eye(like.shape[1], dtype=like.dtype), like.shape))
+    identity = np.zeros_like(like)
+    identity[:] = np.eye(like.shape[1])
+    return _without_mean(identity)
 
 
 def _adjoint(stack: Blocks) -> Blocks:
@@ -132,4 +143,3 @@ def _adjoint(stack: Blocks) -> Blocks:
 def _norm2(stack: Blocks) -> float:
     """Squared spectral norm: the largest eigenvalue of A^H A over the stack."""
     return float(np.linalg.eigvalsh(_adjoint(stack) @ stack).max())
-

@@ -2,6 +2,11 @@
 
 RoundelayError
 ├── TopologyError       a graph, a mixing matrix or a number of learners that cannot work
+├── StrategyError       a model, an optimizer or a setting that a strategy cannot work with
+├── PeerLostError       a peer that was needed died, froze or left; names it
+├── LaunchError         an environment that does not say which learner this is
+├── HandshakeError      a connection whose other end is not a learner of this run
+├── DeadlockError       on the virtual clock, learners wait and nothing can happen any more
 ├── UsageError          a command line that cannot be understood
 └── MissingExtraError   an optional dependency that this feature needs is not installed
 """
@@ -18,6 +23,30 @@ class RoundelayError(Exception):
 
 class TopologyError(RoundelayError, ValueError):
     """A graph, a mixing matrix or a number of learners that cannot work."""
+
+
+class StrategyError(RoundelayError, ValueError):
+    """A model, an optimizer or a setting that a strategy cannot work with."""
+
+
+class PeerLostError(RoundelayError, ConnectionError):
+    """A peer that was needed died, froze or left."""
+
+    def __init__(self, peer: int, reason: str) -> None:
+        super().__init__(f"lost learner {peer}: {reason}")
+        self.peer, self.reason = peer, reason
+
+
+class LaunchError(RoundelayError, RuntimeError):
+    """An environment that does not say which learner this is."""
+
+
+class HandshakeError(RoundelayError, ConnectionError):
+    """A connection whose other end is not a learner of this run."""
+
+
+class DeadlockError(RoundelayError, RuntimeError):
+    """On the virtual clock, learners wait and nothing can happen any more."""
 
 
 class UsageError(RoundelayError):

@@ -1,0 +1,109 @@
+"""From the environment to a world: torchrun's variables, an initialised process group, or one process alone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from roundelay.errors import LaunchError
+from roundelay.transport.base import Transport
+from roundelay.transport.process_group import NEVER, ProcessGroupCollectives
+from roundelay.transport.solo import SoloTransport
+from roundelay.transport.sockets import SocketTransport
+
+_ADDRESS_BYTES = 64
+_SECRET_BYTES = 32
+
+
+@dataclass(frozen=True)
+class World:
+    """The learners of this run as this process sees them.
+
+    Attributes:
+        rank: this learner, 0 .. size-1.
+        size: how many there are.
+        local_rank: this learner among those of its machine.
+        local_size: how many run on this machine; the natural size of a super-learner.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @property
+    def device(self) -> torch.device:
+        """This learner's GPU, or the CPU."""
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+        return torch.device("cpu")
+
+    def transport(self, *, share_memory: bool = True) -> Transport:
+        """Connect to all peers. A collective: every learner calls it equally often.
+
+        Args:
+            share_memory: let learners of one machine exchange through shared memory rather than sockets.
+        """
+        if self.size == 1:
+            return SoloTransport()
+        one_machine = self.local_size == self.size
+        host = "127.0.0.1" if one_machine else _address_towards(os.environ["MASTER_ADDR"])
+        listener = socket.create_server((host, 0), backlog=self.size + 16)
+        secret = _gather(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
+        mine = f"{host}:{listener.getsockname()[1]}".encode()
+        texts = [text.rstrip(b"\0").decode() for text in _gather(mine, _ADDRESS_BYTES)]
+        transport = SocketTransport(
+            self.rank, self.size, listener, secret, ProcessGroupCollectives(), share_memory=share_memory
+        )
+        places = [text.rsplit(":", 1) for text in texts]
+        transport.connect({peer: (host, int(port)) for peer, (host, port) in enumerate(places) if peer != self.rank})
+        return transport
+
+
+def init() -> World:
+    """Join the run that the environment describes.
+
+    Under torchrun (or anything that sets RANK and WORLD_SIZE) the process group is initialised, unless the user has
+    done that already. Without either this is a world of one.
+
+    Raises LaunchError if the environment is contradictory.
+
+    >>> init()
+    World(rank=0, size=1, local_rank=0, local_size=1)
+    """
+    if not dist.is_initialized():
+        if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+            return World(0, 1, 0, 1)
+        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if missing:
+            raise LaunchError(f"the environment has no {', '.join(missing)}; start with torchrun, or unset RANK and WORLD_SIZE")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=NEVER)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return World(
+        rank,
+        size,
+        local_rank=int(os.environ.get("LOCAL_RANK", rank)),
+        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
+    )
+
+
+def _gather(mine: bytes, width: int) -> list[bytes]:
+    """Everyone's bytes, in order of rank; tensors, because objects would be unpickled."""
+    device = "cpu" if "gloo" in dist.get_backend_config() else "cuda"
+    padded = torch.tensor(list(mine.ljust(width, b"\0")), dtype=torch.uint8, device=device)
+    gathered: list[Tensor] = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, padded)
+    return [bytes(row.tolist()) for row in gathered]
+
+
+def _address_towards(host: str) -> str:
+    """This machine's address on the way to `host`; no packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])

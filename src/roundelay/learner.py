@@ -1,0 +1,238 @@
+"""Learner: joins a module, an optimizer, a strategy and a transport, and leaves the user's loop as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from roundelay.clock import Steps
+from roundelay.consensus import consensus_of
+from roundelay.errors import StrategyError
+from roundelay.membership import Membership
+from roundelay.replica import Flat, Replica
+from roundelay.strategies.base import Strategy
+from roundelay.transport.base import LEFT, Transport
+
+log = logging.getLogger("roundelay")
+
+
+class Learner:
+    """One participant in decentralised training.
+
+    Hooks the optimizer (and, where the strategy reduces gradients, the weights), so that the loop stays the user's:
+
+        with Learner(model, optimizer, strategy, world.transport()) as learner:
+            for x, y in loader:
+                loss_fn(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    At the start every learner takes learner 0's weights and buffers. Leaving the block ends the learner's part: it
+    stays until nobody needs it any more, or goes at once if the block raised.
+
+    Raises StrategyError if module, optimizer or strategy do not fit together, PeerLostError (from `backward` or `step`)
+    when a synchronous strategy loses a peer.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer, strategy: Strategy, transport: Transport) -> None:
+        _check_optimizer(optimizer)
+        self.module, self.optimizer, self.strategy, self.transport = module, optimizer, strategy, transport
+        self.membership = Membership.of(transport.size)
+        self.replica = Replica(module)
+        self.steps = 0
+        self._seconds = {"wait": 0.0, "mix": 0.0}
+        self._began = time.perf_counter()
+        self._accumulating = self._reducing = self._closed = False
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        try:
+            self._begin()
+        except BaseException as error:
+            self._abort(error)
+            raise
+
+    def _begin(self) -> None:
+        self.transport.on_lost(self._lost)
+        self._agree_on_module()
+        self._take_first_weights()
+        self.strategy.attach(self.replica, self.transport, self.membership)
+        self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
+        self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
+        if self.strategy.reduces_gradients:
+            for index, weight in enumerate(self.replica.weights):
+                hook = lambda _, index=index: self._gradient_ready(index)  # noqa: E731
+                self._handles.append(weight.register_post_accumulate_grad_hook(hook))
+
+    # The user's side ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backward passes in this block only add up gradients; the next one outside reduces the sum (DDP's no_sync)."""
+        before, self._accumulating = self._accumulating, True
+        try:
+            yield
+        finally:
+            self._accumulating = before
+
+    @contextlib.contextmanager
+    def consensus(self) -> Iterator[nn.Module]:
+        """The module with the exact mean weights of all learners; everything is put back afterwards.
+
+        A collective: all learners enter it equally often. Exchanges pause meanwhile. Floating buffers are averaged
+        (BatchNorm's variance by its second moment), integer ones are learner 0's.
+        """
+        self._run(self.strategy.drain())
+        with consensus_of(self.module, self.replica, self.strategy, self.transport, self.membership):
+            yield self.module
+
+    def metrics(self) -> dict[str, float]:
+        """What this learner has done so far: steps, seconds split into compute, wait and mix, bytes, and the strategy's own."""
+        total = time.perf_counter() - self._began
+        steps = max(self.steps, 1)
+        communicating = sum(self._seconds.values())
+        return {
+            "steps": self.steps,
+            "step_s": total / steps,
+            "compute_s": (total - communicating) / steps,
+            "wait_s": self._seconds["wait"] / steps,
+            "mix_s": self._seconds["mix"] / steps,
+            "bytes_sent": self.transport.traffic.bytes_sent,
+            "bytes_received": self.transport.traffic.bytes_received,
+        } | self.strategy.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart besides module and optimizer."""
+        return {"steps": self.steps, "strategy": self.strategy.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.steps = int(state["steps"])
+        self.strategy.load_state_dict(state["strategy"])
+
+    def close(self) -> None:
+        """End this learner's part: stay until nobody needs it any more, then leave. Idempotent."""
+        if self._closed:
+            return
+        try:
+            self._run(self.strategy.finish())
+        except BaseException as error:
+            self._abort(error)
+            raise
+        self._release()
+
+    def __enter__(self) -> Learner:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._abort(error)
+
+    # The hooks -----------------------------------------------------------------------------------------------------------
+
+    def _gradient_ready(self, index: int) -> None:
+        if self._accumulating:
+            return
+        if not self._reducing:
+            self._reducing = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # type: ignore[attr-defined]
+        self.strategy.gradient_ready(index)
+
+    def _after_backward(self) -> None:
+        self._reducing = False
+        self._run(self.strategy.after_backward())
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(callable(argument) for argument in (*args, *kwargs.values())):
+            raise StrategyError("optimizer.step() was given a closure; compute the gradient first and call step() without one")
+        self.transport.check()
+        self._run(self.strategy.before_step())
+
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._run(self.strategy.after_step())
+        self.steps += 1
+
+    def _run(self, steps: Steps) -> None:
+        """Drive a strategy's generator: wait for what it yields. Peers that die or freeze fail the future; nothing else ends it."""
+        began, waited = time.perf_counter(), 0.0
+        try:
+            future = next(steps)
+            while True:
+                asked = time.perf_counter()
+                try:
+                    result = future.result()
+                except BaseException as error:
+                    waited += time.perf_counter() - asked
+                    future = steps.throw(error)
+                else:
+                    waited += time.perf_counter() - asked
+                    future = steps.send(result)
+        except StopIteration:
+            pass
+        self._seconds["wait"] += waited
+        self._seconds["mix"] += time.perf_counter() - began - waited
+
+    # Beginning and end -----------------------------------------------------------------------------------------------------
+
+    def _agree_on_module(self) -> None:
+        """Raise StrategyError unless all learners have a module of the same shape: anything else would mix up weights."""
+        shape = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in self.module.named_parameters()]
+        shape += [(name, tuple(b.shape), str(b.dtype), False) for name, b in self.module.named_buffers()]
+        digest = torch.tensor(list(hashlib.sha256(repr(shape).encode()).digest()), dtype=torch.int64)
+        first = digest.clone()
+        self._wait_for(self.transport.broadcast(first, 0, self.membership.living))
+        differing = torch.zeros(self.transport.size, dtype=torch.int64)
+        differing[self.transport.rank] = int(not torch.equal(first, digest))
+        self._wait_for(self.transport.all_reduce(differing, self.membership.living))
+        if differing.any():
+            who = ", ".join(map(str, differing.nonzero().flatten().tolist()))
+            raise StrategyError(
+                f"the module of learner {who} differs from learner 0's in names, shapes, dtypes or frozen parameters; "
+                "build the same module everywhere"
+            )
+
+    def _take_first_weights(self) -> None:
+        tensors: list[Tensor] = [p.detach() for p in self.module.parameters()] + list(self.module.buffers())
+        flat = Flat(tensors, on=tensors[0].device)
+        flat.read(tensors)
+        for part in flat.parts:
+            self._wait_for(self.transport.broadcast(part, 0, self.membership.living))
+        flat.write(tensors)
+
+    @staticmethod
+    def _wait_for(future: Any) -> None:  # noqa: ANN401
+        future.result()
+
+    def _lost(self, peer: int, reason: str) -> None:
+        if self._closed:
+            return
+        self.membership = self.membership.without(peer)
+        level = logging.INFO if reason == LEFT else logging.WARNING
+        log.log(level, "learner %d has lost learner %d: %s", self.transport.rank, peer, reason)
+        self.strategy.lost(peer, reason)
+
+    def _abort(self, error: BaseException) -> None:
+        """Leave at once; those who count on this learner are told why."""
+        if not self._closed:
+            self.strategy.abandon()
+            self._release(f"{type(error).__name__}: {error}")
+
+    def _release(self, failure: str = "") -> None:
+        self._closed = True
+        for handle in self._handles:
+            handle.remove()
+        self.transport.close(failure)
+
+
+def _check_optimizer(optimizer: Optimizer) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise StrategyError("LBFGS evaluates the loss several times in one step, which no averaging can follow; use another optimizer")

@@ -1,0 +1,35 @@
+"""Membership: the learners that live, and how often that has changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The living learners, by id, in the order in which a mixing is laid over them.
+
+    >>> Membership.of(4).without(1)
+    Membership(living=(0, 2, 3), generation=1)
+    """
+
+    living: tuple[int, ...]
+    generation: int = 0
+
+    @classmethod
+    def of(cls, size: int) -> Membership:
+        """Learners 0 .. size-1."""
+        return cls(tuple(range(size)))
+
+    @property
+    def size(self) -> int:
+        """How many live."""
+        return len(self.living)
+
+    def position(self, learner: int) -> int:
+        """Where in the mixing `learner` stands."""
+        return self.living.index(learner)
+
+    def without(self, learner: int) -> Membership:
+        """The next generation, one learner fewer."""
+        return Membership(tuple(other for other in self.living if other != learner), self.generation + 1)

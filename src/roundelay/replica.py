@@ -1,0 +1,108 @@
+"""A learner's weights: the module's own tensors, and flat buffers that hold a copy of them for exchanges.
+
+The module's parameters are never re-pointed into a flat buffer: `.to(dtype)` and LSTM's flatten_parameters would detach
+them silently. They are copied, all in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from roundelay.errors import StrategyError
+
+ALIGNMENT = 64  # bytes: a cache line, and enough for every dtype
+
+Allocate = Callable[[int], Tensor]
+
+
+class Flat:
+    """One contiguous buffer with the shape of a list of tensors, grouped by dtype; zero at first.
+
+    Attributes:
+        storage: all bytes, as they travel.
+        parts: one flat view per dtype, for arithmetic.
+        views: one view per tensor, in the order given, for copying.
+    """
+
+    def __init__(
+        self, tensors: Sequence[Tensor], allocate: Allocate | None = None, on: torch.device | str = "cpu"
+    ) -> None:
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            by_dtype.setdefault(tensor.dtype, []).append(index)
+        self._spans: list[tuple[int, int, torch.dtype]] = []
+        total = 0
+        for dtype, indices in by_dtype.items():
+            nbytes = sum(tensors[i].numel() for i in indices) * dtype.itemsize
+            self._spans.append((total, total + nbytes, dtype))
+            total += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self.storage = allocate(total) if allocate else torch.empty(total, dtype=torch.uint8, device=on)
+        self.storage.zero_()
+        self.parts = self.parts_of(self.storage)
+        views: dict[int, Tensor] = {}
+        for part, indices in zip(self.parts, by_dtype.values(), strict=True):
+            pieces = part.split([tensors[i].numel() for i in indices])
+            views.update({i: piece.view(tensors[i].shape) for i, piece in zip(indices, pieces, strict=True)})
+        self.views = [views[index] for index in range(len(tensors))]
+
+    def parts_of(self, storage: Tensor) -> list[Tensor]:
+        """One flat view per dtype onto a storage of this layout, such as a peer's."""
+        return [storage[start:end].view(dtype) for start, end, dtype in self._spans]
+
+    @torch.no_grad()
+    def read(self, tensors: Sequence[Tensor]) -> None:
+        """This <- tensors."""
+        _copy(self.views, tensors)
+
+    @torch.no_grad()
+    def write(self, tensors: Sequence[Tensor]) -> None:
+        """Tensors <- this."""
+        _copy(tensors, self.views)
+
+
+class Replica:
+    """The weights of one module that learners average: its trainable parameters, each once however often it is tied.
+
+    Raises StrategyError if there are none.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if not self.weights:
+            raise StrategyError("the module has no parameter that requires a gradient; there is nothing to train")
+
+    def tensors(self) -> list[Tensor]:
+        """The weights for in-place copies; detached anew each time, for `.to()` replaces a parameter's storage."""
+        return [weight.detach() for weight in self.weights]
+
+    def flat(self, allocate: Allocate | None = None) -> Flat:
+        """A new flat buffer with a copy of the weights."""
+        flat = Flat(self.tensors(), allocate)
+        self.copy_to(flat)
+        return flat
+
+    def copy_to(self, flat: Flat) -> None:
+        """Flat <- the module's weights."""
+        flat.read(self.tensors())
+
+    def copy_from(self, flat: Flat) -> None:
+        """The module's weights <- flat."""
+        flat.write(self.tensors())
+
+
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """All copies in one call; between a GPU and pinned memory on a side stream, finished when this returns."""
+    gpu = next((tensor.device for tensor in (*targets, *sources) if tensor.is_cuda), None)
+    if gpu is None:
+        torch._foreach_copy_(list(targets), list(sources))
+        return
+    side = torch.cuda.Stream(gpu)
+    side.wait_stream(torch.cuda.current_stream(gpu))
+    with torch.cuda.stream(side):
+        torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
+    torch.cuda.current_stream(gpu).wait_stream(side)
+    side.synchronize()  # the CPU reads pinned memory next

@@ -1,0 +1,10 @@
+"""The algorithms. Each is one file; none blocks or owns a thread: where it needs something it yields a future."""
+
+from roundelay.strategies.adpsgd import ADPSGD
+from roundelay.strategies.allreduce import Allreduce
+from roundelay.strategies.base import Strategy
+from roundelay.strategies.delay_by_one import DelayByOne
+from roundelay.strategies.dpsgd import DPSGD
+from roundelay.strategies.super_learner import SuperLearner
+
+__all__ = ["ADPSGD", "DPSGD", "Allreduce", "DelayByOne", "Strategy", "SuperLearner"]

@@ -1,0 +1,207 @@
+"""AD-PSGD (Lian et al. 2018; arXiv:2110.11199): pairs average at any time, and nobody waits for anybody."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roundelay.clock import Steps, done
+from roundelay.errors import PeerLostError, StrategyError
+from roundelay.membership import Membership
+from roundelay.replica import Flat, Replica
+from roundelay.strategies.base import Strategy, check_size
+from roundelay.strategies.dpsgd import spread
+from roundelay.topology import Mixing
+from roundelay.transport.base import Transport
+
+log = logging.getLogger("roundelay")
+
+HALF = 0.5  # w: pairs meet in the middle
+
+
+class ADPSGD(Strategy):
+    r"""$X \leftarrow X T_k - \alpha g(\Phi)$: gradients taken at stale weights $\Phi_i$ are applied to live ones.
+
+    Two sets of weights. Exchanges act on the **live** ones at any time; forward and backward read the module's own
+    **working** ones, which never change between them. The step holds the live lock: working <- live, the optimizer
+    applies the gradient, live <- working.
+
+    An exchange is pairwise averaging in difference form. The caller sends a snapshot $s_i$; the answering side computes
+    $d = s_i - x_j$ once, adds $d/2$ to its own live weights and replies with d; the caller subtracts that very $d/2$,
+    however late it comes. Both apply the same rounded numbers, so the sum over learners is conserved whatever
+    steps are taken meanwhile.
+
+    Extra memory: live weights, the snapshot and (unless the transport shares memory) the request being served.
+
+    Args:
+        mixing: its neighbours of round k say who may be called; fixed ring: successor and predecessor in turn, random
+            ring: the successor in this round's permutation.
+        max_lead: own steps since the last finished exchange, own or served, after which a learner waits for one.
+    """
+
+    synchronous = False
+
+    def __init__(self, mixing: Mixing, max_lead: int = 16) -> None:
+        if max_lead < 1:
+            raise StrategyError(f"max_lead must be at least 1 step, got {max_lead}")
+        self.mixing, self.max_lead = mixing, max_lead
+        self.round = 0
+
+    def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
+        """Publish the live weights and serve."""
+        check_size(self.mixing, membership)
+        super().attach(replica, transport, membership)
+        self._position = membership.position(transport.rank)
+        self._live = replica.flat(transport.allocate)
+        self._snapshot = Flat(self._live.views, transport.allocate)
+        self._lock = threading.Lock()  # guards the live weights and the counts below
+        self._stepping = False
+        self._exchange: Future[None] = done()
+        self._gone: set[int] = set()
+        self._steps = self._started = self._finished = self._served = self._failed = 0
+        self._lead = self._largest_lead = self._since_read = 0
+        self._staleness_sum = self._staleness_max = 0
+        self._disagreement2 = 0.0
+        self._edges: Counter[int] = Counter()
+        transport.serve(self._answer, self._take_back)
+
+    def before_step(self) -> Steps:
+        """Under the live lock until after_step: working <- live."""
+        self.abandon()
+        if self._exchange.done() or (self._lead >= self.max_lead and self._partner_lives()):
+            yield self._exchange  # if done: raises here what went wrong in the background
+        self._lock.acquire()
+        self._stepping = True
+        self._staleness_sum += self._since_read
+        self._staleness_max = max(self._staleness_max, self._since_read)
+        self.replica.copy_from(self._live)
+
+    def after_step(self) -> Steps:
+        """Live <- working; then start an exchange with the next neighbour, unless one is under way."""
+        self.replica.copy_to(self._live)
+        self._steps += 1
+        self._lead += 1
+        self._largest_lead = max(self._largest_lead, self._lead)
+        self._since_read = 0
+        starting = self._exchange.done() and (peer := self._next_peer()) is not None
+        if starting:
+            self._snapshot.storage.copy_(self._live.storage)
+        self._stepping = False
+        self._lock.release()
+        if starting:
+            assert peer is not None
+            self._started += 1
+            self._edges[peer] += 1
+            self._exchange = Future()
+            exchange = self._exchange
+            self.transport.call(peer, self._snapshot.storage).add_done_callback(
+                lambda reply: self._replied(reply, exchange)
+            )
+        yield from ()
+
+    def _next_peer(self) -> int | None:
+        """The living neighbour of the next own round that has one; None if none is left."""
+        for _ in range(2 * self.mixing.size):
+            position = self.mixing.partner(self._position, self.round)
+            self.round += 1
+            if position is not None and (peer := self.membership.living[position]) not in self._gone:
+                return peer
+        return None
+
+    def _partner_lives(self) -> bool:
+        return len(self._gone) < self.membership.size - 1
+
+    def _answer(self, peer: int, request: Tensor) -> None:
+        """d = s_i - x_j;  x_j <- x_j + d/2;  the request becomes the reply d. In some thread of the transport."""
+        parts = self._live.parts_of(request)
+        with self._lock:
+            for difference, live in zip(parts, self._live.parts, strict=True):
+                difference.sub_(live)
+                live.add_(difference, alpha=HALF)  # halving is exact, so both ends apply the same number
+            self._served += 1
+            self._exchanged()
+
+    def _take_back(self, peer: int, reply: Tensor) -> None:
+        """The caller never got d, so x_j <- x_j - d/2 keeps the sum."""
+        with self._lock:
+            for difference, live in zip(self._live.parts_of(reply), self._live.parts, strict=True):
+                live.sub_(difference, alpha=HALF)
+            self._served -= 1
+
+    def _replied(self, reply: Future[None], exchange: Future[None]) -> None:
+        """x_i <- x_i - d/2. In some thread of the transport, or on the virtual clock."""
+        error = reply.exception()
+        if error is not None:
+            self._failed += 1
+            exchange.set_result(None) if isinstance(error, PeerLostError) else exchange.set_exception(error)
+            return
+        with self._lock:
+            for live, difference in zip(self._live.parts, self._snapshot.parts, strict=True):
+                live.sub_(difference, alpha=HALF)
+            self._finished += 1
+            self._exchanged()
+        norms = [torch.linalg.vector_norm(part) for part in self._snapshot.parts]
+        self._disagreement2 = sum(float(norm) ** 2 for norm in norms)
+        exchange.set_result(None)
+
+    def _exchanged(self) -> None:
+        self._lead = 0
+        self._since_read += 1
+
+    def drain(self) -> Steps:
+        """Wait for the own exchange, and show the live weights to the module."""
+        self.abandon()
+        yield self._exchange
+
+    def finish(self) -> Steps:
+        """The module ends with the live weights."""
+        yield from self.drain()
+        self.transport.serve(None)
+        with self._lock:
+            self.replica.copy_from(self._live)
+
+    def lost(self, peer: int, reason: str) -> None:
+        """Go on without `peer`."""
+        if peer not in self._gone:
+            self._gone.add(peer)
+
+    def abandon(self) -> None:
+        """If the last step raised between the hooks, the lock is still held: release it, live weights untouched."""
+        if self._stepping:
+            self._stepping = False
+            self._lock.release()
+
+    def weights(self) -> Flat:
+        """The live weights."""
+        return self._live
+
+    def metrics(self) -> dict[str, float]:
+        """Exchanges, staleness (exchanges applied between reading weights and applying their gradient), lead, spread."""
+        steps = max(self._steps, 1)
+        return {
+            "exchanges_started": self._started,
+            "exchanges_finished": self._finished,
+            "exchanges_served": self._served,
+            "exchanges_failed": self._failed,
+            "exchanges_per_step": self._started / steps,
+            "staleness_mean": self._staleness_sum / steps,
+            "staleness_max": self._staleness_max,
+            "lead": self._lead,
+            "lead_max": self._largest_lead,
+            "spread": spread(self._disagreement2, self.membership.size),
+            "peers_lost": len(self._gone),
+        } | {f"exchanges_with_{peer}": count for peer, count in sorted(self._edges.items())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The round; live weights are the module's once drained."""
+        return {"round": self.round}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on in that round."""
+        self.round = int(state["round"])

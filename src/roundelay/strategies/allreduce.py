@@ -1,0 +1,126 @@
+"""SSGD: every step applies the mean gradient of all learners, reduced in buckets while backward is still running."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from roundelay.clock import Steps
+from roundelay.membership import Membership
+from roundelay.replica import Flat, Replica
+from roundelay.strategies.base import Strategy
+from roundelay.transport.base import Transport
+
+BUCKET_BYTES = 25 * 2**20  # as DDP: large enough to amortise latency
+FIRST_BUCKET_BYTES = 2**20  # small, so that communication starts early
+
+
+class _Bucket:
+    """Gradients of one dtype that are reduced together, and one more entry: how many learners are still active."""
+
+    def __init__(self, indices: list[int], replica: Replica) -> None:
+        self.indices = indices
+        weights = [replica.weights[index].detach() for index in indices]
+        self.flat = Flat([*weights, weights[0].new_ones(1)], on=weights[0].device)
+        self.waiting = set(indices)
+
+    @property
+    def active(self) -> torch.Tensor:
+        return self.flat.views[-1]
+
+
+class Allreduce(Strategy):
+    r"""$x \leftarrow x - \alpha \frac1n \sum_j g_j(x)$, as DistributedDataParallel.
+
+    Gradients are the mean when `backward()` returns, so the user's clipping and GradScaler see the mean. Waits for everyone.
+    Learners may take unequal numbers of steps: those that have finished contribute nothing, and the mean is over the rest.
+    """
+
+    reduces_gradients = True
+
+    def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
+        """Sort the weights into buckets, last layers first: their gradients come first."""
+        super().attach(replica, transport, membership)
+        self._buckets = [_Bucket(indices, replica) for indices in _bucket_indices(replica)]
+        self._of = {index: bucket for bucket in self._buckets for index in bucket.indices}
+        self._futures: list[Future[None]] = []
+        self._started = 0
+        self._steps = 0
+        self.active = membership.size  # learners that took part in the last reduction
+
+    def gradient_ready(self, index: int) -> None:
+        """Start every bucket that is full, in the one order that all learners share."""
+        self._of[index].waiting.discard(index)
+        while self._started < len(self._buckets) and not self._buckets[self._started].waiting:
+            self._start(self._buckets[self._started], active=1.0)
+
+    def _start(self, bucket: _Bucket, active: float) -> None:
+        if active:
+            for index, view in zip(bucket.indices, bucket.flat.views, strict=False):
+                gradient = self.replica.weights[index].grad
+                view.zero_() if gradient is None else view.copy_(gradient)
+        else:
+            bucket.flat.storage.zero_()
+        bucket.active.fill_(active)
+        # The active count needs as much room as one number of this dtype has: exact up to 256 learners in bfloat16.
+        self._futures.append(self.transport.all_reduce(bucket.flat.parts[0], self.membership.living))
+        self._started += 1
+
+    def after_backward(self) -> Steps:
+        """Send what has no gradient this time too, wait for all buckets and put the means in place."""
+        yield from self._reduce(active=1.0)
+        self.active = round(float(self._buckets[0].active))
+        for bucket in self._buckets:
+            bucket.flat.parts[0].div_(bucket.active.clone())
+            for index, view in zip(bucket.indices, bucket.flat.views, strict=False):
+                weight = self.replica.weights[index]
+                if weight.grad is None:
+                    weight.grad = torch.empty_like(weight)
+                weight.grad.copy_(view)
+        self._steps += 1
+
+    def _reduce(self, active: float) -> Steps:
+        while self._started < len(self._buckets):
+            self._start(self._buckets[self._started], active)
+        for future in self._futures:
+            yield future
+        self._futures.clear()
+        self._started = 0
+        for bucket in self._buckets:
+            bucket.waiting = set(bucket.indices)
+
+    def finish(self) -> Steps:
+        """Take part with nothing until nobody is active any more."""
+        while self.active:
+            yield from self._reduce(active=0.0)
+            self.active = round(float(self._buckets[0].active))
+
+    def metrics(self) -> dict[str, float]:
+        """Reductions so far."""
+        return {"rounds": self._steps}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: weights and optimizer hold all there is."""
+        return {}
+
+
+def _bucket_indices(replica: Replica) -> list[list[int]]:
+    """Weights in reverse order, grouped by dtype and device up to the bucket size."""
+    buckets: list[list[int]] = []
+    sizes: list[int] = []
+    limit = FIRST_BUCKET_BYTES
+    open_bucket: dict[tuple[torch.dtype, torch.device], int] = {}
+    for index in reversed(range(len(replica.weights))):
+        weight = replica.weights[index]
+        kind = (weight.dtype, weight.device)
+        at = open_bucket.get(kind)
+        if at is None or (sizes[at] and sizes[at] + weight.nbytes > limit):
+            at = open_bucket[kind] = len(buckets)
+            buckets.append([])
+            sizes.append(0)
+            limit = FIRST_BUCKET_BYTES if at == 0 else BUCKET_BYTES
+        buckets[at].append(index)
+        sizes[at] += weight.nbytes
+    return buckets

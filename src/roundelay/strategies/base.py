@@ -1,0 +1,95 @@
+"""What a strategy is: the four places in a training step where learners may talk."""
+
+from __future__ import annotations
+
+from abc import ABC
+from concurrent.futures import Future
+from typing import Any
+
+from roundelay.clock import Steps
+from roundelay.errors import StrategyError
+from roundelay.membership import Membership
+from roundelay.replica import Flat, Replica
+from roundelay.topology import Mixing
+from roundelay.transport.base import Transport
+
+Futures = "Future[Any]"
+
+
+class Strategy(ABC):
+    """One way to average. A step of the learner that holds it goes
+
+        backward -> gradient_ready(each) -> after_backward -> before_step -> optimizer.step() -> after_step
+
+    where the generators yield futures and are resumed when those are done: by a learner that waits, or by the virtual
+    clock. After `attach` the strategy knows its replica, its transport and its membership.
+    """
+
+    reduces_gradients = False  # True: the learner calls gradient_ready for every gradient as backward produces it
+    synchronous = True  # True: learners wait for each other, so a lost peer is an error
+
+    replica: Replica
+    transport: Transport
+    membership: Membership
+
+    def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
+        """Begin: replicas are equal everywhere at this moment."""
+        self.replica, self.transport, self.membership = replica, transport, membership
+
+    def gradient_ready(self, index: int) -> None:
+        """Weight `index` of the replica has its gradient."""
+
+    def after_backward(self) -> Steps:
+        """All gradients are there; what is done here, the user's clipping and scaling sees."""
+        yield from ()
+
+    def before_step(self) -> Steps:
+        """Mixed weights come in."""
+        yield from ()
+
+    def after_step(self) -> Steps:
+        """New weights go out."""
+        yield from ()
+
+    def drain(self) -> Steps:
+        """Nothing of one's own is under way afterwards."""
+        yield from ()
+
+    def finish(self) -> Steps:
+        """After the last step: leave nobody waiting who has not finished yet."""
+        yield from self.drain()
+
+    def lost(self, peer: int, reason: str) -> None:
+        """`peer` is gone. May come from any thread."""
+
+    def abandon(self) -> None:
+        """The step under way will not end; release what it holds."""
+
+    def weights(self) -> Flat | None:
+        """The replica's weights where they are not the module's own; None where they are."""
+        return None
+
+    @property
+    def voice(self) -> float:
+        """Weight of this learner in the consensus."""
+        return 1.0
+
+    def metrics(self) -> dict[str, float]:
+        """What happened since the beginning, by name."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+
+
+def check_size(mixing: Mixing, membership: Membership) -> None:
+    """Raise StrategyError unless the mixing fits the learners that are there."""
+    if mixing.size != membership.size:
+        raise StrategyError(
+            f"the mixing {mixing!r} is for {mixing.size} learners but {membership.size} are here; "
+            "build it with world.size"
+        )

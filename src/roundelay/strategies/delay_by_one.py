@@ -1,0 +1,119 @@
+"""Delay-by-one: a global average that everyone needs one step later, so that it hides behind the gradient."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from roundelay.clock import Steps
+from roundelay.errors import StrategyError
+from roundelay.membership import Membership
+from roundelay.replica import Flat, Replica
+from roundelay.strategies.base import Strategy
+from roundelay.transport.base import Transport
+
+
+class DelayByOne(Strategy):
+    r"""Own gradient at once, everybody else's one step late (arXiv:2110.11199).
+
+    * `delayed="weights"`: $x_i \leftarrow \frac1n \sum_j x_j - \alpha g_i(x_i)$; the allreduce of the weights runs during
+      forward and backward.
+    * `delayed="gradients"`, the other reading in the literature: $x \leftarrow x - \alpha \frac1n \sum_j g_j(x_{k-1})$;
+      the first step applies a zero gradient.
+
+    Waits for everyone. Learners may take unequal numbers of steps: those that have finished go on contributing their last
+    weights (or no gradient) until all have. Extra memory: one copy of the model for weights, two for gradients.
+    """
+
+    def __init__(self, delayed: Literal["weights", "gradients"] = "weights") -> None:
+        if delayed not in ("weights", "gradients"):
+            raise StrategyError(f"delayed must be 'weights' or 'gradients', got {delayed!r}")
+        self.delayed = delayed
+        self._steps = 0
+
+    def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
+        """Start the first average, of weights that are equal everywhere or of gradients that are zero."""
+        super().attach(replica, transport, membership)
+        self._sum = _Sum(replica)
+        if self.delayed == "gradients":
+            self._fresh = _Sum(replica)
+        else:
+            self._sum.flat_copy(replica.tensors())
+        self._start(active=1.0)
+
+    def _start(self, active: float) -> None:
+        self._sum.active.fill_(active)
+        self._reducing = [self.transport.all_reduce(part, self.membership.living) for part in self._sum.flat.parts]
+
+    def before_step(self) -> Steps:
+        """Bring in what was reduced meanwhile."""
+        for future in self._reducing:
+            yield future
+        if self.delayed == "weights":
+            self._sum.divide(self.membership.size)
+            self._sum.write(self.replica.tensors())
+        else:
+            self._exchange_gradients()
+
+    def _exchange_gradients(self) -> None:
+        """g_k goes out, the mean of g_{k-1} takes its place."""
+        gradients = []
+        for weight in self.replica.weights:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            gradients.append(weight.grad)
+        self._fresh.flat_copy(gradients)
+        self._sum.divide(max(float(self._sum.active), 1.0))
+        self._sum.write(gradients)
+        self._sum, self._fresh = self._fresh, self._sum
+        self._start(active=1.0)
+
+    def after_step(self) -> Steps:
+        """The new weights go out."""
+        self._steps += 1
+        if self.delayed == "weights":
+            self._sum.flat_copy(self.replica.tensors())
+            self._start(active=1.0)
+        yield from ()
+
+    def finish(self) -> Steps:
+        """Go on contributing until nobody is active any more."""
+        while True:
+            for future in self._reducing:
+                yield future
+            if float(self._sum.active) == 0:
+                return
+            if self.delayed == "weights":
+                self._sum.flat_copy(self.replica.tensors())
+            else:
+                self._sum.flat.storage.zero_()
+            self._start(active=0.0)
+
+    def metrics(self) -> dict[str, float]:
+        """Averages so far."""
+        return {"rounds": self._steps}
+
+
+class _Sum:
+    """A sum over learners: a flat copy of the weights' shape, and one more number that counts the active ones."""
+
+    def __init__(self, replica: Replica) -> None:
+        weights = replica.tensors()
+        self.flat = Flat([*weights, weights[0].new_zeros(1)], on=weights[0].device)
+
+    @property
+    def active(self) -> Tensor:
+        return self.flat.views[-1]
+
+    def flat_copy(self, tensors: list[Tensor]) -> None:
+        self.flat.read([*tensors, self.active])
+
+    def write(self, tensors: list[Tensor]) -> None:
+        self.flat.write([*tensors, self.active])
+
+    def divide(self, count: float) -> None:
+        for part in self.flat.parts:
+            part.div_(count)

@@ -1,0 +1,105 @@
+"""D-PSGD (Lian et al. 2017, Algorithm 1): mix with the neighbours of the round while computing the gradient."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from roundelay.clock import Steps
+from roundelay.membership import Membership
+from roundelay.replica import Flat, Replica
+from roundelay.strategies.base import Strategy, check_size
+from roundelay.topology import Mixing
+from roundelay.transport.base import Transport
+
+
+class DPSGD(Strategy):
+    r"""$x_i \leftarrow \sum_j W_{ij}(k) x_j - \alpha g(x_i)$.
+
+    The swap of $x_k$ runs during forward and backward of step k; before the step the mixed weights come in, and the
+    optimizer applies the gradient, taken at the learner's own $x_i$, to them. Waits for the neighbours of the round.
+    Extra memory: one copy of the model to send, and one per neighbour.
+
+    Args:
+        mixing: $W_k$, for as many learners as take part.
+    """
+
+    def __init__(self, mixing: Mixing) -> None:
+        self.mixing = mixing
+        self.round = 0
+
+    def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
+        """Send the first weights."""
+        check_size(self.mixing, membership)
+        super().attach(replica, transport, membership)
+        self._position = membership.position(transport.rank)
+        self._outgoing = replica.flat(transport.allocate)
+        self._incoming: list[Flat] = []
+        self._disagreement2, self._measure = 0.0, False
+        self._send()
+
+    def _send(self) -> None:
+        """Start the swap of this round's weights."""
+        row = self.mixing.row(self._position, self.round)
+        self._own_weight = row.pop(self._position, 0.0)
+        self._row = {self.membership.living[position]: weight for position, weight in row.items()}
+        while len(self._incoming) < len(self._row):
+            self._incoming.append(self.replica.flat(self.transport.allocate))
+        buffers = {peer: flat.storage for peer, flat in zip(self._row, self._incoming, strict=False)}
+        self._swap: Future[None] = self.transport.swap(self.round, self._outgoing.storage, buffers)
+
+    def before_step(self) -> Steps:
+        """x_i <- sum_j W_ij x_j, itself first, then neighbours in ascending order."""
+        yield self._swap
+        if self._measure:
+            self._disagreement2 = self._mean_disagreement2()
+            self._measure = False
+        for part, own in enumerate(self._outgoing.parts):
+            own.mul_(self._own_weight)
+            for weight, flat in zip(self._row.values(), self._incoming, strict=False):
+                own.add_(flat.parts[part], alpha=weight)
+        self.replica.copy_from(self._outgoing)
+
+    def after_step(self) -> Steps:
+        """The new x_i goes out; it is on its way while the next gradient is computed."""
+        self.round += 1
+        self.replica.copy_to(self._outgoing)
+        self._send()
+        yield from ()
+
+    def drain(self) -> Steps:
+        """The swap under way is part of the next step, and nobody waits for more than what it has sent."""
+        yield from ()
+
+    def finish(self) -> Steps:
+        """Answer the swaps of slower learners with the final weights until all have finished."""
+        final = self.replica.flat()
+        yield self.transport.finish(final.storage, self.membership.living)
+
+    def _mean_disagreement2(self) -> float:
+        if not self._row:
+            return 0.0
+        total = sum(
+            float((own - flat.parts[part]).double().square().sum())
+            for flat, _ in zip(self._incoming, self._row, strict=False)
+            for part, own in enumerate(self._outgoing.parts)
+        )
+        return total / len(self._row)
+
+    def metrics(self) -> dict[str, float]:
+        """Rounds, and the spread that the neighbours of the round after the last call showed."""
+        self._measure = True
+        return {"rounds": self.round, "spread": spread(self._disagreement2, self.membership.size)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The round; what is under way is sent again."""
+        return {"round": self.round}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on in that round."""
+        self.round = int(state["round"])
+
+
+def spread(disagreement2: float, size: int) -> float:
+    """Rms distance from consensus, from the mean squared distance of two learners: E|x_i - x_j|^2 = 2 n/(n-1) spread^2."""
+    return (disagreement2 * (size - 1) / (2 * size)) ** 0.5 if size > 1 else 0.0

@@ -1,0 +1,140 @@
+"""Super-learners: a group acts as one learner, with an allreduce inside and any strategy between groups."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from roundelay.clock import Steps
+from roundelay.errors import StrategyError
+from roundelay.membership import Membership
+from roundelay.replica import Flat, Replica
+from roundelay.strategies.allreduce import Allreduce
+from roundelay.strategies.base import Strategy
+from roundelay.transport.base import Transport
+
+
+class SuperLearner(Strategy):
+    r"""Gradients are reduced inside a group; `between` averages the groups (arXiv:2002.01119, section on super-learners).
+
+    One leader per group owns the weights that other groups see. Before a step it brings the mixed weights in and
+    broadcasts them inside; then every member applies the same reduced gradient, so members stay bit-identical. The
+    broadcast is the price.
+
+    Args:
+        between: the strategy between groups; its mixing has one place per group.
+        group_size: learners per group, consecutive by rank; usually those of one node.
+    """
+
+    reduces_gradients = True
+
+    def __init__(self, between: Strategy, group_size: int) -> None:
+        if group_size < 1:
+            raise StrategyError(f"group_size must be at least 1, got {group_size}")
+        if between.reduces_gradients or getattr(between, "delayed", None) == "gradients":
+            raise StrategyError(
+                f"between groups weights are averaged, but {type(between).__name__} averages gradients; "
+                "use DPSGD, ADPSGD or DelayByOne, or plain Allreduce without groups"
+            )
+        self.between, self.group_size = between, group_size
+        self.synchronous = between.synchronous
+        self.inside = Allreduce()
+
+    def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
+        """Form the group; its leader joins the other leaders."""
+        if membership.size % self.group_size:
+            raise StrategyError(f"group_size {self.group_size} must divide the {membership.size} learners that are here")
+        super().attach(replica, transport, membership)
+        first = membership.position(transport.rank) // self.group_size * self.group_size
+        members = membership.living[first : first + self.group_size]
+        leaders = membership.living[:: self.group_size]
+        self.leader = members[0]
+        self.leads = transport.rank == self.leader
+        self._members = members
+        self._mixed = Flat(replica.tensors(), on=replica.weights[0].device)
+        self.inside.attach(replica, transport, Membership(members, membership.generation))
+        if self.leads:
+            self.between.attach(replica, transport, Membership(leaders, membership.generation))
+
+    def gradient_ready(self, index: int) -> None:
+        """Inside the group."""
+        self.inside.gradient_ready(index)
+
+    def after_backward(self) -> Steps:
+        """The mean gradient of the group.
+
+        Raises StrategyError if a member has finished already: the group could not stay one learner.
+        """
+        yield from self.inside.after_backward()
+        if self.inside.active < len(self._members):
+            raise StrategyError(
+                f"{len(self._members) - self.inside.active} learners of this group of {len(self._members)} have finished "
+                "before the others; give the members of a group equally many batches"
+            )
+
+    def before_step(self) -> Steps:
+        """The leader brings the mixed weights in, then everyone in the group has them."""
+        if self.leads:
+            yield from self.between.before_step()
+        if len(self._members) == 1:
+            return
+        if self.leads:
+            self.replica.copy_to(self._mixed)
+        casts: list[Future[None]] = [
+            self.transport.broadcast(part, self.leader, self._members) for part in self._mixed.parts
+        ]
+        for cast in casts:
+            yield cast
+        if not self.leads:
+            self.replica.copy_from(self._mixed)
+
+    def after_step(self) -> Steps:
+        """The leader's new weights go out."""
+        if self.leads:
+            yield from self.between.after_step()
+
+    def drain(self) -> Steps:
+        """As the strategy between groups."""
+        if self.leads:
+            yield from self.between.drain()
+
+    def finish(self) -> Steps:
+        """The group ends together, leaders finish between groups, then every member has its leader's weights."""
+        yield from self.inside.finish()
+        if self.leads:
+            yield from self.between.finish()
+            self.replica.copy_to(self._mixed)
+        for part in self._mixed.parts:
+            yield self.transport.broadcast(part, self.leader, self._members)
+        self.replica.copy_from(self._mixed)
+
+    def lost(self, peer: int, reason: str) -> None:
+        """A lost leader of another group is the business of the strategy between."""
+        if self.leads:
+            self.between.lost(peer, reason)
+
+    def abandon(self) -> None:
+        """As the strategy between groups."""
+        if self.leads:
+            self.between.abandon()
+
+    def weights(self) -> Flat | None:
+        """The leader's."""
+        return self.between.weights() if self.leads else None
+
+    @property
+    def voice(self) -> float:
+        """A group has one voice in the consensus, its leader's."""
+        return 1.0 if self.leads else 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """Those between groups, at the leader."""
+        return self.between.metrics() if self.leads else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the strategy between."""
+        return {"between": self.between.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.between.load_state_dict(state["between"])

@@ -1,0 +1,106 @@
+"""The transport seam: what a strategy may ask of the world. Every request returns a future at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Handler = Callable[[int, Tensor], None]
+"""Answers a call: (peer, buffer). The buffer holds the request and is turned into the reply in place."""
+
+LEFT = "it has finished and left"
+
+LostListener = Callable[[int, str], None]
+"""Told once about every peer that is gone, and why."""
+
+
+@dataclass
+class Traffic:
+    """What went over the wire, and how often with whom."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages: Counter[int] = field(default_factory=Counter)
+
+
+class Collectives(ABC):
+    """Sums and broadcasts over any subset of learners, in place."""
+
+    @abstractmethod
+    def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
+        """Sum over members."""
+
+    @abstractmethod
+    def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
+        """Source's values for every member."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything."""
+
+
+class Transport(ABC):
+    """One learner's way to its peers.
+
+    Buffers are flat uint8 tensors made by `allocate`; until the future of a request is done its buffers belong to the
+    transport. A future fails with PeerLostError, which names the peer, when somebody it depends on dies, freezes or leaves;
+    how long a peer computes is never held against it.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.traffic = Traffic()
+        self._listeners: list[LostListener] = []
+
+    def allocate(self, nbytes: int) -> Tensor:
+        """A buffer of the kind this transport sends fastest."""
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    @abstractmethod
+    def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:
+        """Send `outgoing` to every peer of `incoming`, and fill `incoming` with what they send in the same round."""
+
+    @abstractmethod
+    def call(self, peer: int, buffer: Tensor) -> Future[None]:
+        """Send `buffer` to `peer`, whose handler answers at once; the reply replaces it."""
+
+    @abstractmethod
+    def serve(self, handler: Handler | None, undo: Handler | None = None) -> None:
+        """Answer calls with `handler` from now on, from whatever thread they come in; earlier calls have waited.
+
+        `undo` is given the reply if it is certain that it never reached the caller. A handler of None refuses calls;
+        once this returns, none is being served.
+        """
+
+    @abstractmethod
+    def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
+        """Sum `values` over `members`, in place."""
+
+    @abstractmethod
+    def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
+        """Give every member `source`'s values, in place."""
+
+    @abstractmethod
+    def finish(self, final: Tensor, members: tuple[int, ...]) -> Future[None]:
+        """Swap no more of my own; `final` answers the swaps of those who still do, until all members have finished."""
+
+    @abstractmethod
+    def close(self, failure: str = "") -> None:
+        """Say goodbye, with the reason if it is a bad one, and release everything. Idempotent."""
+
+    def on_lost(self, listener: LostListener) -> None:
+        """Have `listener` told about peers that are gone; it may be called from any thread."""
+        self._listeners.append(listener)
+
+    def check(self) -> None:
+        """Raise what went wrong in the background since the last look, with its own traceback."""
+
+    def _tell_lost(self, peer: int, reason: str) -> None:
+        for listener in list(self._listeners):
+            listener(peer, reason)

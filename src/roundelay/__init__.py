@@ -1,13 +1,14 @@
 """Roundelay: decentralised data-parallel SGD for PyTorch.
 
 Each learner keeps its own weights and averages them with a few neighbours instead of waiting for a global allreduce.
-Names are imported when first used, so that what needs no torch does not wait for it.
+Names are imported when first used, so that what needs no torch does not wait for it; a new one is added here and to
+the stub beside this file, from which type checkers and editors know it.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -35,16 +36,6 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605 - one list of names, not two that drift apart
-
-if TYPE_CHECKING:
-    from roundelay.errors import RoundelayError as RoundelayError
-    from roundelay.errors import TopologyError as TopologyError
-    from roundelay.topology import (
-        Mixing as Mixing,
-    )
-    from roundelay.topology import (
-        base_graph as base_graph,
-    )
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for

@@ -14,7 +14,7 @@ def new_table(title: str, *, header: bool = True) -> Table:
         title_justify="left",
         title_style="bold",
         box=SIMPLE_HEAD,
-        padding=(0, 2, 0, 0),
+        padding=(0, 1, 0, 0),
         pad_edge=False,
         show_edge=False,
         show_header=header,
@@ -28,11 +28,15 @@ def show(table: Table) -> None:
 
 
 def text(value: object) -> str:
-    """A figure with four digits; a dash for what does not exist.
+    """A figure in at most eight characters; a dash for what does not exist.
 
-    >>> text(None), text(0.123456), text(12), text(1234567.0)
-    ('-', '0.1235', '12', '1.235e+06')
+    >>> text(None), text(0.123456), text(65535.0), text(1234567), text(1.23456e-5)
+    ('-', '0.1235', '65535', '1.23e+06', '1.23e-05')
     """
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, int | float):
+        return str(value)
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.4g}" if 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"

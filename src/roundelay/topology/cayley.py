@@ -34,7 +34,7 @@ class CayleyMixing(Mixing):
 
     def _peers(self, rank: int, round: int) -> Ranks:
         """Peers in the order of the offsets: on a ring, successor then predecessor."""
-        place = np.array(np.unravel_index(rank, self.shape), dtype=np.int64)
+        place = np.array(np.unravel_index(self.checked(rank), self.shape), dtype=np.int64)
         moved = (place + self._phase(round)) % np.array(self.shape)
         return np.asarray(np.ravel_multi_index(tuple(moved.T), self.shape), dtype=np.int64)
 

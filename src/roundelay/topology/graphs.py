@@ -92,7 +92,7 @@ def one_peer_exponential(size: int) -> Mixing:
     >>> [one_peer_exponential(8).neighbours(0, k) for k in range(4)]
     [(1,), (2,), (4,), (1,)]
     """
-    bits = _bits("one_peer_exponential", size)
+    bits = _bits("one-peer-exponential", size)
     phases = [[offset] for offset in reversed(_unit_offsets(bits))] or [[]]
     return CayleyMixing("one-peer-exponential", (2,) * bits or (1,), phases)
 
@@ -159,9 +159,7 @@ def _bits(name: str, size: int) -> int:
     if size < 1:
         raise TopologyError(f"{name} needs at least 1 learner, got {size}")
     if size & (size - 1):
-        raise TopologyError(
-            f"{name} needs a power of two learners, got {size}; use base_graph({size}, k=1), base-graph by name"
-        )
+        raise TopologyError(f"{name} needs a power of two learners, got {size}; base-graph works for any number")
     return size.bit_length() - 1
 
 

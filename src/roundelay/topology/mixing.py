@@ -60,6 +60,12 @@ class Mixing(ABC):
         turn = round // (self.period or 1)
         return neighbours[turn % len(neighbours)] if neighbours else None
 
+    def checked(self, rank: int) -> int:
+        """The rank, if there is such a learner."""
+        if not 0 <= rank < self.size:
+            raise TopologyError(f"{self!r} has learners 0 to {self.size - 1}, there is no learner {rank}")
+        return rank
+
     def sparse(self, round: int = 0) -> sparse.csr_array:
         """W_k as a sparse matrix."""
         rows = [self.row(rank, round) for rank in range(self.size)]
@@ -88,7 +94,7 @@ class Mixing(ABC):
         return range(SAMPLED_ROUNDS if self.period is None else self.period)
 
     def blocks(self, round: int = 0) -> npt.NDArray[np.complex128] | Array | None:
-        """Hermitian blocks, stacked (m, b, b), into which one unitary transform turns every W_k; the first has the mean.
+        """Hermitian blocks, stacked (m, b, b), into which one unitary transform turns every W_k; block 0 has the mean.
 
         Symmetry makes them small (a circulant has n blocks of size 1, by FFT); without any, W_k itself is the one
         block. None where that would be too large to work with.
@@ -119,7 +125,7 @@ class FormulaMixing(Mixing):
 
     def row(self, rank: int, round: int = 0) -> Row:
         """W_k[rank, :]."""
-        _, peers, weights = self._entries(np.array([rank]), round % self._period)
+        _, peers, weights = self._entries(np.array([self.checked(rank)]), round % self._period)
         return dict(sorted(zip(peers.tolist(), weights.tolist(), strict=True)))
 
     def sparse(self, round: int = 0) -> sparse.csr_array:
@@ -166,7 +172,7 @@ class MatrixMixing(Mixing):
 
     def row(self, rank: int, round: int = 0) -> Row:
         """W[rank, :]."""
-        start, stop = self._W.indptr[rank : rank + 2]
+        start, stop = self._W.indptr[self.checked(rank) : rank + 2]
         return dict(zip(self._W.indices[start:stop].tolist(), self._W.data[start:stop].tolist(), strict=True))
 
     def sparse(self, round: int = 0) -> sparse.csr_array:
@@ -188,13 +194,13 @@ class RelabelledMixing(Mixing):
     def row(self, rank: int, round: int = 0) -> Row:
         """W_k[rank, :] in O(degree)."""
         places = permutation(self.size, self.seed, round)
-        row = self.base.row(places.inverse(rank))
+        row = self.base.row(places.inverse(self.checked(rank)))
         return dict(sorted((places(position), weight) for position, weight in row.items()))
 
     def partner(self, rank: int, round: int = 0) -> int | None:
         """The same neighbour by place every round (on a ring: the successor); the places are new each time."""
         places = permutation(self.size, self.seed, round)
-        position = self.base.partner(places.inverse(rank))
+        position = self.base.partner(places.inverse(self.checked(rank)))
         return None if position is None else places(position)
 
     def sparse(self, round: int = 0) -> sparse.csr_array:

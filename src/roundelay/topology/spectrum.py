@@ -45,7 +45,8 @@ class Spectrum:
         lambda_min: the smallest eigenvalue of any round's W; see `stability_bound`.
         exact_after: rounds after which every learner has the exact mean, None if never.
         rounds_to_1_percent: rounds until the squared error of the worst start is 1 %; None if never.
-        stationary_variance: in units of (alpha sigma)^2; None where it grows without bound (or too slowly to be estimated).
+        stationary_variance: in units of (alpha sigma)^2; None where it grows without bound, or settles too slowly
+            to be estimated.
         stationary_variance_error: its standard error if estimated, else None.
     """
 

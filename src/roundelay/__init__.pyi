@@ -1,0 +1,24 @@
+"""The public names for type checkers and editors; tests/test_public_names.py keeps them equal to __init__.py's."""
+
+from roundelay.errors import RoundelayError as RoundelayError, TopologyError as TopologyError
+from roundelay.topology import (
+    Mixing as Mixing,
+    base_graph as base_graph,
+    complete as complete,
+    exponential as exponential,
+    from_graph as from_graph,
+    from_matrix as from_matrix,
+    hypercube as hypercube,
+    odd_even_ring as odd_even_ring,
+    one_peer_exponential as one_peer_exponential,
+    random_matching as random_matching,
+    random_ring as random_ring,
+    ring as ring,
+    spectral_gap as spectral_gap,
+    spectrum as spectrum,
+    star as star,
+    torus as torus,
+)
+
+__version__: str
+__all__: list[str]

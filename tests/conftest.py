@@ -1,0 +1,8 @@
+"""What all tests share: hypothesis draws the same examples every time, so that a red run is a red run for everyone."""
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "roundelay", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("roundelay")

@@ -68,7 +68,7 @@ def _show_table(ranked: list[Advice]) -> None:
     table = new_table("best first")
     for heading in ("strategy", "topology"):
         table.add_column(heading)
-    for heading in ("step ms", "steps/s", "of ideal", "variance (ασ)²"):
+    for heading in ("step\nms", "steps/s", "of\nideal", "variance\n(ασ)²"):
         table.add_column(heading, justify="right")
     for row in ranked:
         variance = "unbounded" if row.stationary_variance is None else f"{row.stationary_variance:.3g}"

@@ -21,12 +21,12 @@ MATRIX_SUFFIXES = (".npy", ".csv")
 GRAPH_SUFFIXES = (".edgelist", ".graphml")
 COMPARED = {
     "name": "topology",
-    "spectral_gap": "spectral gap",
-    "exact_after": "exact after",
-    "sends_per_round": "sends a round",
-    "rounds_to_1_percent": "rounds to 1 %",
-    "sends_to_1_percent": "sends to 1 %",
-    "stationary_variance": "variance (ασ)²",
+    "spectral_gap": "spectral\ngap",
+    "exact_after": "exact\nafter",
+    "sends_per_round": "sends\na round",
+    "rounds_to_1_percent": "rounds\nto 1 %",
+    "sends_to_1_percent": "sends\nto 1 %",
+    "stationary_variance": "variance\n(ασ)²",
 }
 
 
@@ -120,7 +120,7 @@ def _compare(args: argparse.Namespace) -> None:
         return
     table = new_table(f"{args.learners} learner{'s' if args.learners > 1 else ''}, widest gap first")
     for column, heading in COMPARED.items():
-        table.add_column(heading, justify="left" if column == "name" else "right", no_wrap=column == "name")
+        table.add_column(heading, justify="left" if column == "name" else "right")
     for row in rows:
         table.add_row(*(text(row[column]) for column in COMPARED))
     show(table)

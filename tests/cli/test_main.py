@@ -1,0 +1,72 @@
+"""The command itself: help, version, unknown commands, and how it ends when the world does."""
+
+from __future__ import annotations
+
+import builtins
+import subprocess
+import sys
+
+import pytest
+
+import roundelay
+from roundelay.cli import COMMANDS, main, topology
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"roundelay {roundelay.__version__}\n"
+
+
+def test_without_a_command_the_help_lists_them_all(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in COMMANDS)
+
+
+def test_an_unknown_command_is_refused_with_the_nearest_one(mistake):
+    assert "unknown command 'topolgy'; did you mean 'topology'?" in mistake("topolgy", "ring")
+
+
+def test_options_are_not_guessed_from_their_beginning(mistake):
+    assert "unrecognized arguments: --learn 8" in mistake("topology", "ring", "--learn", "8")
+
+
+def test_drawing_without_matplotlib_says_what_to_install(mistake, monkeypatch, tmp_path):
+    real_import = builtins.__import__
+
+    def without_matplotlib(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+    line = mistake("topology", "ring", "--learners", "8", "--draw", str(tmp_path / "a.svg"))
+    assert line.endswith("pip install 'roundelay[plots]'")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"), [(MemoryError, 2, "does not fit into memory"), (KeyboardInterrupt, 130, "")]
+)
+def test_running_out_of_memory_or_patience_leaves_no_traceback(capsys, monkeypatch, raised, code, said):
+    def fail(mixing):
+        raise raised
+
+    monkeypatch.setattr(topology, "spectrum", fail)
+    assert main(["topology", "ring", "--learners", "8"]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"{sys.executable} -m roundelay topology compare --learners 8 --json | head -n 1; echo ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout == "[\n0\n"
+    assert ended.stderr == ""
+
+
+def test_the_command_line_starts_without_torch_and_matplotlib():
+    code = "import sys, roundelay.cli as c; c.main(['topology', 'ring', '--learners', '8']); "
+    code += "print(sorted({'torch', 'matplotlib'} & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout.endswith("[]\n")

@@ -1,0 +1,89 @@
+"""What users may rely on, spelled out: growth is a decision, taken here."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from pathlib import Path
+
+import pytest
+
+import roundelay
+from roundelay.cli import COMMANDS, build_parser
+
+NAMES = [
+    "Mixing",
+    "RoundelayError",
+    "TopologyError",
+    "base_graph",
+    "complete",
+    "exponential",
+    "from_graph",
+    "from_matrix",
+    "hypercube",
+    "odd_even_ring",
+    "one_peer_exponential",
+    "random_matching",
+    "random_ring",
+    "ring",
+    "spectral_gap",
+    "spectrum",
+    "star",
+    "torus",
+]
+FLAGS = {
+    "topology": ["NAME", "--learners", "--seed", "--degree", "--draw", "--plot", "--json"],
+    "advise": [
+        "--learners",
+        "--model-bytes",
+        "--step-time",
+        "--step-spread",
+        "--slowest-factor",
+        "--bandwidth",
+        "--latency",
+        "--group-size",
+        "--group-bandwidth",
+        "--json",
+    ],
+}
+
+
+def test_the_exported_names():
+    assert roundelay.__all__ == NAMES
+    assert dir(roundelay) == sorted([*NAMES, "__version__"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_exported_name_exists_and_is_documented(name):
+    assert getattr(roundelay, name).__doc__
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'roundelay' has no attribute 'rnig'"):
+        _ = roundelay.rnig
+
+
+def test_type_checkers_are_told_the_same_names_from_the_same_places():
+    stub = ast.parse(Path(roundelay.__file__).with_suffix(".pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    told = {alias.asname: node.module for node in imports for alias in node.names}
+    assert told == roundelay._HOME_OF
+    assert all(alias.name == alias.asname for node in imports for alias in node.names)
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    sub = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(sub.choices)
+
+
+def test_the_commands():
+    assert list(commands()) == list(FLAGS) == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_the_flags_of_a_command(command):
+    actions = [action for action in commands()[command]._actions if not isinstance(action, argparse._HelpAction)]
+    assert [action.option_strings[0] if action.option_strings else action.metavar for action in actions] == FLAGS[
+        command
+    ]
+    assert all(action.help for action in actions)

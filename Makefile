@@ -34,7 +34,7 @@ check: $(READY)  ## format, lint, types, layers
 	@$(BIN)/lint-imports --no-logo
 
 docs: $(READY)  ## build the documentation into site/
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "documentation: site/index.html"
 
 test: check docs  ## what CI runs: check, docs, and every test that is not slow

@@ -1,0 +1,61 @@
+"""What the documentation does while it is built: formulas become MathML, and commands show what they print today.
+
+* `$...$` and `$$...$$`, in pages as in docstrings, become MathML: no script, no network, nothing to load.
+* A line `<!-- run: roundelay topology ring --learners 16 -->` becomes the command with its output, so that no figure on
+  the site can grow stale; a command that fails breaks the build.
+* A line `<!-- include: CHANGELOG.md -->` becomes that file, with its links as they are seen from docs/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import io
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from latex2mathml.converter import convert
+
+from roundelay.cli import main
+
+ROOT = Path(__file__).parents[1]
+INCLUDE = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
+RUN = re.compile(r"^<!-- run: roundelay (.*) -->$", re.MULTILINE)
+INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
+DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
+WIDTH = {"COLUMNS": "80", "NO_COLOR": "1"}
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - MkDocs passes page, config and files
+    """Include files and run the commands of a page."""
+    markdown = INCLUDE.sub(lambda found: _included(ROOT / found[1]), markdown)
+    return RUN.sub(lambda found: _console(found[1]), markdown)
+
+
+def on_page_content(content: str, **_: Any) -> str:  # noqa: ANN401
+    """Make MathML of the formulas of a page."""
+    content = DISPLAY.sub(lambda found: _mathml(found[1], "block"), content)
+    return INLINE.sub(lambda found: _mathml(found[1], "inline"), content)
+
+
+def _included(path: Path) -> str:
+    text = path.read_text(encoding="utf-8").replace("](docs/", "](")
+    return re.sub(r"\]\(([A-Z]+\.md)", lambda link: link[0].lower(), text)
+
+
+def _mathml(latex: str, display: str) -> str:
+    return str(convert(html.unescape(latex).strip(), display=display))
+
+
+def _console(words: str) -> str:
+    printed = io.StringIO()
+    with mock.patch.dict(os.environ, WIDTH), contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        code = main(shlex.split(words))
+        if code:
+            raise RuntimeError(f"`roundelay {words}` ended with exit code {code}")
+    lines = "\n".join(line.rstrip() for line in printed.getvalue().rstrip().splitlines())
+    return f"```console\n$ roundelay {words}\n{lines}\n```"

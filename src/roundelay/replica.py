@@ -74,6 +74,7 @@ class Replica:
         self.weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not self.weights:
             raise StrategyError("the module has no parameter that requires a gradient; there is nothing to train")
+        self._own: list[Tensor] | None = None  # storages set aside while the parameters are lent
 
     def tensors(self) -> list[Tensor]:
         """The weights for in-place copies; detached anew each time, for `.to()` replaces a parameter's storage."""
@@ -84,6 +85,29 @@ class Replica:
         flat = Flat(self.tensors(), allocate)
         self.copy_to(flat)
         return flat
+
+    def lend(self, flat: Flat) -> None:
+        """Let the parameters be the flat's views for a moment: what changes them changes the flat, without a copy.
+
+        Only between the hooks of one optimizer step; on a GPU, where the flat is in host memory, it is copied in instead.
+        """
+        if self.weights[0].device != flat.storage.device:
+            self.copy_from(flat)
+            return
+        self._own = [weight.data for weight in self.weights]
+        for weight, view in zip(self.weights, flat.views, strict=True):
+            weight.data = view
+
+    def take_back(self, flat: Flat) -> None:
+        """End `lend`: the parameters have their own storage again, with the values of before."""
+        if self._own is None:
+            self.copy_to(flat)
+            return
+        for weight, view, own in zip(self.weights, flat.views, self._own, strict=True):
+            if weight.data_ptr() != view.data_ptr():  # the optimizer has put new tensors in place of the old
+                view.copy_(weight.detach())
+            weight.data = own
+        self._own = None
 
     def copy_to(self, flat: Flat) -> None:
         """Flat <- the module's weights."""

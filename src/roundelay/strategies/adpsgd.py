@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,14 +24,16 @@ from roundelay.transport.base import Transport
 log = logging.getLogger("roundelay")
 
 HALF = 0.5  # w: pairs meet in the middle
+PIECE = 2**16  # elements: what is subtracted is still in the cache when it is added
+DISAGREEMENT_EVERY = 8  # exchanges: |s_i - x_j| costs a pass over the weights
 
 
 class ADPSGD(Strategy):
     r"""$X \leftarrow X T_k - \alpha g(\Phi)$: gradients taken at stale weights $\Phi_i$ are applied to live ones.
 
     Two sets of weights. Exchanges act on the **live** ones at any time; forward and backward read the module's own
-    **working** ones, which never change between them. The step holds the live lock: working <- live, the optimizer
-    applies the gradient, live <- working.
+    **working** ones, which never change between them. The step holds the live lock: the optimizer applies the gradient,
+    taken at the old working weights, to the live ones; then working <- live.
 
     An exchange is pairwise averaging in difference form. The caller sends a snapshot $s_i$; the answering side computes
     $d = s_i - x_j$ once, adds $d/2$ to its own live weights and replies with d; the caller subtracts that very $d/2$,
@@ -72,7 +75,7 @@ class ADPSGD(Strategy):
         transport.serve(self._answer, self._take_back)
 
     def before_step(self) -> Steps:
-        """Under the live lock until after_step: working <- live."""
+        """Under the live lock until after_step: the optimizer works on the live weights."""
         self.abandon()
         if self._exchange.done() or (self._lead >= self.max_lead and self._partner_lives()):
             yield self._exchange  # if done: raises here what went wrong in the background
@@ -80,11 +83,12 @@ class ADPSGD(Strategy):
         self._stepping = True
         self._staleness_sum += self._since_read
         self._staleness_max = max(self._staleness_max, self._since_read)
-        self.replica.copy_from(self._live)
+        self.replica.lend(self._live)
 
     def after_step(self) -> Steps:
-        """Live <- working; then start an exchange with the next neighbour, unless one is under way."""
-        self.replica.copy_to(self._live)
+        """Working <- live; then start an exchange with the next neighbour, unless one is under way."""
+        self.replica.take_back(self._live)
+        self.replica.copy_from(self._live)
         self._steps += 1
         self._lead += 1
         self._largest_lead = max(self._largest_lead, self._lead)
@@ -121,7 +125,7 @@ class ADPSGD(Strategy):
         """d = s_i - x_j;  x_j <- x_j + d/2;  the request becomes the reply d. In some thread of the transport."""
         parts = self._live.parts_of(request)
         with self._lock:
-            for difference, live in zip(parts, self._live.parts, strict=True):
+            for difference, live in zip(_in_pieces(parts), _in_pieces(self._live.parts), strict=True):
                 difference.sub_(live)
                 live.add_(difference, alpha=HALF)  # halving is exact, so both ends apply the same number
             self._served += 1
@@ -146,8 +150,9 @@ class ADPSGD(Strategy):
                 live.sub_(difference, alpha=HALF)
             self._finished += 1
             self._exchanged()
-        norms = [torch.linalg.vector_norm(part) for part in self._snapshot.parts]
-        self._disagreement2 = sum(float(norm) ** 2 for norm in norms)
+        if self._finished % DISAGREEMENT_EVERY == 1:
+            norms = [torch.linalg.vector_norm(part) for part in self._snapshot.parts]
+            self._disagreement2 = sum(float(norm) ** 2 for norm in norms)
         exchange.set_result(None)
 
     def _exchanged(self) -> None:
@@ -172,8 +177,9 @@ class ADPSGD(Strategy):
             self._gone.add(peer)
 
     def abandon(self) -> None:
-        """If the last step raised between the hooks, the lock is still held: release it, live weights untouched."""
+        """If the last step raised between the hooks, the lock is still held: release it."""
         if self._stepping:
+            self.replica.take_back(self._live)
             self._stepping = False
             self._lock.release()
 
@@ -205,3 +211,8 @@ class ADPSGD(Strategy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on in that round."""
         self.round = int(state["round"])
+
+
+def _in_pieces(parts: list[Tensor]) -> Iterator[Tensor]:
+    for part in parts:
+        yield from part.split(PIECE)

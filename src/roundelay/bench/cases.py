@@ -1,0 +1,111 @@
+"""What is measured, and how a learner process measures it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from roundelay.bench.models import build
+from roundelay.launch import World
+from roundelay.learner import Learner
+from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, Strategy
+from roundelay.topology import named
+
+WARM_UP_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One strategy in one setting.
+
+    Attributes:
+        strategy: "none" (no communication), "ddp" (torch's), or one of ours.
+        topology: of dpsgd and adpsgd.
+        transport: "sockets" or "shared-memory"; "gloo" for collectives.
+        parameters: of the model.
+        step_s: emulated time of a step.
+        slow: how many times slower learner 0 is.
+        compute: "emulated" (sleep) or "lstm".
+    """
+
+    strategy: str
+    topology: str | None
+    transport: str | None
+    parameters: int
+    step_s: float
+    slow: float
+    compute: str = "emulated"
+
+    def asdict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @property
+    def waits(self) -> bool:
+        """Whether learners take equally many steps."""
+        return self.strategy not in ("none", "adpsgd")
+
+
+def make_strategy(case: Case, size: int) -> Strategy:
+    """The strategy of a case that is one of ours."""
+    makers: dict[str, Callable[[], Strategy]] = {
+        "allreduce": Allreduce,
+        "delay-by-one": DelayByOne,
+        "dpsgd": lambda: DPSGD(named(case.topology or "ring", size)),
+        "adpsgd": lambda: ADPSGD(named(case.topology or "ring", size)),
+    }
+    return makers[case.strategy]()
+
+
+def measure(case: Case, world: World, seconds: float) -> dict[str, float]:
+    """Run one case for about `seconds`; this learner's steps, seconds and exchanges."""
+    torch.manual_seed(0)
+    slow = case.slow if world.rank == 0 else 1.0
+    module, batch = build(case.compute, case.parameters, case.step_s, slow)
+    runner: nn.Module = DistributedDataParallel(module) if case.strategy == "ddp" else module
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+
+    def step() -> None:
+        runner(batch()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    context: AbstractContextManager[Learner | None] = nullcontext()
+    if case.strategy not in ("none", "ddp"):
+        transport = world.transport(share_memory=case.transport == "shared-memory")
+        context = Learner(module, optimizer, make_strategy(case, world.size), transport)
+    with context as learner:
+        for _ in range(WARM_UP_STEPS):
+            step()
+        dist.barrier()
+        before = learner.metrics() if learner else {}
+        cpu=time.process_time(); th=time.thread_time(); began = time.perf_counter()
+        steps = _run(step, case, seconds, began)
+        elapsed = time.perf_counter() - began; cpu=(time.process_time()-cpu)/steps*1e3; th=(time.thread_time()-th)/steps*1e3
+        after = learner.metrics() if learner else {}
+        dist.barrier()  # nobody leaves while others are being measured
+    exchanges = after.get("exchanges_started", 0) - before.get("exchanges_started", 0)
+    import os
+    if os.environ.get("DBG"): world.rank==1 and print(round(cpu,2),round(th,2), case.strategy, case.transport, {k:round(v*1e3,3) for k,v in after.items() if k.endswith("_s")}, after.get("staleness_mean"), flush=True, file=__import__("sys").stderr)
+    return {"steps": steps, "seconds": elapsed, "exchanges": exchanges}
+
+
+def _run(step: Callable[[], None], case: Case, seconds: float, began: float) -> int:
+    if case.waits:
+        count = max(3, round(seconds / (case.step_s * case.slow)))
+        for _ in range(count):
+            step()
+        return count
+    count = 0
+    while time.perf_counter() - began < seconds:
+        step()
+        count += 1
+    return count

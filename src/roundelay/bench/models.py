@@ -1,0 +1,72 @@
+"""What the benchmarks train: emulated accelerator time, or a real LSTM."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LAYERS = 8
+FORWARD_SHARE = 1 / 3  # of a step; the rest is spread over the backward pass, so that reductions can overlap with it
+
+
+class _Layer(torch.autograd.Function):
+    """Backward takes `seconds` of an accelerator's time, then hands over a gradient of full size."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, seconds: float) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(weight)
+        ctx.seconds = seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]  # noqa: ANN401
+        time.sleep(ctx.seconds)
+        (weight,) = ctx.saved_tensors
+        return grad, weight * 1e-4, None
+
+
+class EmulatedModel(nn.Module):
+    """`parameters` weights whose step takes `step_s` without using the CPU, as a step on an accelerator would."""
+
+    def __init__(self, parameters: int, step_s: float) -> None:
+        super().__init__()
+        self.layers = nn.ParameterList(nn.Parameter(torch.ones(parameters // LAYERS)) for _ in range(LAYERS))
+        self.step_s = step_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Sleep a third of the step, then pass through the layers."""
+        time.sleep(FORWARD_SHARE * self.step_s)
+        backward_s = (1 - FORWARD_SHARE) * self.step_s / LAYERS
+        for weight in self.layers:
+            x = _Layer.apply(x, weight, backward_s)
+        return x
+
+
+class LSTMModel(nn.Module):
+    """A small acoustic model on random frames: real computation that competes with communication for the cores."""
+
+    def __init__(self, parameters: int, slow: float = 1.0) -> None:
+        super().__init__()
+        hidden = max(16, int((parameters / 16) ** 0.5) // 8 * 8)
+        self.lstm = nn.LSTM(40, hidden, num_layers=1, bidirectional=True, batch_first=True)
+        self.out = nn.Linear(2 * hidden, 128)
+        self.slow = slow
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mean logit; a slow learner sleeps in proportion to its own forward pass (a third of a step)."""
+        began = time.perf_counter()
+        logits: Tensor = self.out(self.lstm(x)[0])
+        if self.slow > 1:
+            time.sleep((self.slow - 1) * 3 * (time.perf_counter() - began))
+        return logits.square().mean()
+
+
+def build(compute: str, parameters: int, step_s: float, slow: float) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """A module, and what makes one batch for it."""
+    if compute == "lstm":
+        return LSTMModel(parameters, slow), lambda: torch.randn(8, 21, 40)
+    return EmulatedModel(parameters, step_s * slow), lambda: torch.ones(1, requires_grad=True)

@@ -27,7 +27,7 @@ INCLUDE = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
 RUN = re.compile(r"^<!-- run: roundelay (.*) -->$", re.MULTILINE)
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
-WIDTH = {"COLUMNS": "80", "NO_COLOR": "1"}
+WIDTH = {"COLUMNS": "78", "NO_COLOR": "1"}
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - MkDocs passes page, config and files

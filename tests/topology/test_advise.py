@@ -26,6 +26,10 @@ def test_one_slow_learner_makes_adpsgd_the_best_and_holds_allreduce_back():
     assert "slowest learner" in find(ranked, "allreduce").reason
 
 
+def test_nobody_is_blamed_where_nobody_is_slow():
+    assert not any("slowest learner" in row.reason for row in advise(replace(USUAL, step_spread=0.3)))
+
+
 def test_without_spread_an_allreduce_step_is_compute_and_what_is_left_of_communication():
     slow_link = replace(EVEN, bandwidth_Bps=2e8)
     whole = 2 * 15 * (slow_link.latency_s + 170e6 / 16 / 2e8)

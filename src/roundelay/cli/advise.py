@@ -7,7 +7,7 @@ import dataclasses
 import json
 
 from roundelay.cli.arguments import bandwidth, byte_count, duration, number, positive_int
-from roundelay.cli.tables import new_table, show, text
+from roundelay.cli.tables import new_table, say, show, text
 from roundelay.topology import Advice, Situation, advise
 from roundelay.topology.advise import LEFT_OUT
 
@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> None:
     _show_table(list(best_topology.values()))
     for row in best_topology.values():
         name = f"{row.strategy} on {row.topology}" if row.topology else row.strategy
-        print(f"{name}: {row.reason}.")
-    print(f"\nEach strategy on its best topology; all {len(ranked)} combinations with --json.")
-    print(LEFT_OUT)
+        say(f"{name}: {row.reason}.")
+    say(f"\nEach strategy on its best topology; all {len(ranked)} combinations with --json.")
+    say(LEFT_OUT)
 
 
 def _show_table(ranked: list[Advice]) -> None:

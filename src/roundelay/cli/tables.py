@@ -27,6 +27,11 @@ def show(table: Table) -> None:
     print()
 
 
+def say(sentence: str) -> None:
+    """Print a sentence, wrapped to the terminal."""
+    Console(highlight=False, markup=False).print(sentence)
+
+
 def text(value: object) -> str:
     """A figure in at most eight characters; a dash for what does not exist.
 

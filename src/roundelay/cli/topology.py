@@ -12,7 +12,7 @@ import networkx as nx
 import numpy as np
 
 from roundelay.cli.arguments import output_path, positive_int
-from roundelay.cli.tables import new_table, show, text
+from roundelay.cli.tables import new_table, say, show, text
 from roundelay.errors import TopologyError, unknown
 from roundelay.topology import TOPOLOGIES, Mixing, Spectrum, every, from_graph, from_matrix, named, spectrum
 from roundelay.topology.cost import sends_in, sends_per_round
@@ -125,7 +125,7 @@ def _compare(args: argparse.Namespace) -> None:
         table.add_row(*(text(row[column]) for column in COMPARED))
     show(table)
     for reason in refused.values():
-        print(f"left out: {reason}")
+        say(f"left out: {reason}")
     if args.plot:
         print(f"plotted to {args.plot}")
 

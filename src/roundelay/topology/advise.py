@@ -185,10 +185,10 @@ def _pace(times: Array, heard: Callable[[Array, int], Array]) -> float:
 def _synchronous(
     strategy: str, topology: str | None, situation: Situation, times: Array, step_s: float, *, variance: float | None
 ) -> Advice:
-    own = float(np.median(times.mean(axis=0)))
+    own, slowest = float(np.median(times.mean(axis=0))), float(times.mean(axis=0).max())
     if step_s < 1.05 * own:
         reason = "communication and waiting hide behind the step"
-    elif float(times.mean(axis=0).max()) > 0.9 * step_s:
+    elif slowest > 1.1 * own and slowest > 0.9 * step_s:
         reason = f"everyone ends up at the pace of the slowest learner, {step_s / own:.2g} times a usual step"
     else:
         reason = (

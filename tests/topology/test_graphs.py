@@ -137,13 +137,14 @@ def test_a_row_among_a_million_learners_is_cheap(name):
     row = mixing.row(123_456, 7)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    start = time.perf_counter()
+    seconds = []
     for round in range(100):
+        start = time.perf_counter()
         mixing.row(777_777, 8 + round)
-    mean_s = (time.perf_counter() - start) / 100
+        seconds.append(time.perf_counter() - start)
     assert sum(row.values()) == pytest.approx(1)
     assert peak_bytes < 32_000
-    assert mean_s < 1e-3
+    assert np.median(seconds) < 1e-3
 
 
 def test_learners_find_the_same_rounds_in_whichever_order_they_ask():

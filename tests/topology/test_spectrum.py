@@ -119,7 +119,7 @@ class TestRandom:
         assert found.kind == "expected"
         assert found.gap == approx(1 - math.sqrt((size - 3) / (3 * (size - 1))))
 
-    @pytest.mark.parametrize(("size", "rho"), [(8, 6 / 14), (9, 0.5), (1001, 0.5), (3000, 2998 / 5998)])
+    @pytest.mark.parametrize(("size", "rho"), [(8, 6 / 14), (9, 0.5), (101, 0.5), (3000, 2998 / 5998)])
     def test_random_matching_gap_is_its_closed_form(self, size, rho):
         assert spectral_gap(random_matching(size)) == approx(1 - math.sqrt(rho))
 
@@ -127,14 +127,17 @@ class TestRandom:
     @pytest.mark.parametrize("size", [3, 4, 5, 6])
     def test_the_closed_form_is_the_mean_over_all_permutations(self, builder, size):
         W = builder(size).base.matrix()
-        squares = np.mean([(W @ W)[np.ix_(p, p)] for p in itertools.permutations(range(size))], axis=0)
-        rho = np.linalg.eigvalsh(squares - 1 / size)[-1]
+        orders = [np.array(p) for p in itertools.permutations(range(size))]
+
+        def over_all_orders(A: np.ndarray) -> np.ndarray:
+            return np.mean([A[p][:, p] for p in orders], axis=0)
+
+        rho = np.linalg.eigvalsh(over_all_orders(W @ W) - 1 / size)[-1]
         assert spectral_gap(builder(size)) == approx(1 - math.sqrt(rho), abs=1e-7)
-        covariance = np.eye(size) - 1 / size
-        noise = covariance.copy()
-        for _ in range(200):  # S <- E[W S W] + I - J/n
-            mixed = W @ covariance @ W
-            covariance = np.mean([mixed[np.ix_(p, p)] for p in itertools.permutations(range(size))], axis=0) + noise
+        noise = np.eye(size) - 1 / size
+        covariance = noise
+        for _ in range(40):  # S <- E[W S W] + I - J/n, settled to 2^-40
+            covariance = over_all_orders(W @ covariance @ W) + noise
         assert spectrum(builder(size)).stationary_variance == approx(np.trace(covariance) / size)
 
     def test_the_smallest_eigenvalue_is_that_of_the_fixed_ring(self):
@@ -250,7 +253,7 @@ class TestLarge:
         assert [consensus_error(mixing, rounds) for rounds in range(8)] == approx(errors, abs=1e-9)
 
     def test_a_gap_hard_by_zero_is_found_by_inversion(self):
-        size = 3000  # a path: lambda_k = (1 + 2 cos(pi k / n)) / 3
+        size = 1500  # a path: lambda_k = (1 + 2 cos(pi k / n)) / 3
         found = spectrum(from_graph(nx.path_graph(size)))
         assert found.gap == approx(2 / 3 * (1 - math.cos(math.pi / size)), rel=1e-6)
         assert found.lambda_min == approx((1 + 2 * math.cos(math.pi * (size - 1) / size)) / 3)
@@ -263,10 +266,11 @@ class TestLarge:
         ("builder", "gap"), [(ring, 4 / 3 * math.sin(math.pi / 1e5) ** 2), (torus, None), (exponential, None)]
     )
     def test_100_000_learners_come_within_2_seconds_and_1_gigabyte(self, builder, gap):
-        tracemalloc.start()
         start = time.perf_counter()
         found = spectrum(builder(100_000))
         taken_s = time.perf_counter() - start
+        tracemalloc.start()
+        spectrum(builder(100_000))
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert taken_s < 2

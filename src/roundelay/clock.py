@@ -50,8 +50,8 @@ class VirtualClock:
         return self._now
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Have `action` done `delay_s` from now."""
-        heapq.heappush(self._events, (self._now + delay_s, next(self._order), action))
+        """Have `action` done `delay_s` from now; what is due already happens now, for time never runs backwards."""
+        heapq.heappush(self._events, (self._now + max(delay_s, 0.0), next(self._order), action))
 
     def after(self, delay_s: float) -> Future[None]:
         """A future completed `delay_s` from now."""
@@ -81,6 +81,8 @@ class VirtualClock:
         while self._events and self._events[0][0] <= until:
             self._now, _, action = heapq.heappop(self._events)
             action()
+        if until < float("inf"):
+            self._now = max(self._now, until)
         if self._running and not self._events:
             raise DeadlockError(f"nothing can happen any more, but these still wait: {', '.join(self._running.values())}")
 

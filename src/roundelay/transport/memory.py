@@ -51,19 +51,22 @@ class MemoryNetwork:
 
     def lose(self, rank: int, reason: str) -> None:
         """Take `rank` off the network and tell the others."""
-        self.transports[rank].gone = True
+        self.transports[rank].gone, self.transports[rank].left = True, reason == LEFT
         for transport in self.transports:
             if transport.rank != rank and not transport.gone:
                 transport.lose(rank, reason)
 
     def deliver(self, sender: int, receiver: int, nbytes: int, action: Callable[[], None]) -> None:
-        """Do `action` at the receiver once the message has arrived, if both ends and the link still stand then."""
+        """Do `action` at the receiver once the message has arrived, if both ends and the link still stand then.
+
+        What a learner had sent before it left in order still arrives.
+        """
         source, target = self.transports[sender], self.transports[receiver]
         source.traffic.bytes_sent += nbytes
         source.traffic.messages[receiver] += 1
 
         def arrive() -> None:
-            if not target.gone and not source.gone and frozenset((sender, receiver)) not in self._cut:
+            if not target.gone and (source.left or not source.gone) and frozenset((sender, receiver)) not in self._cut:
                 target.traffic.bytes_received += nbytes
                 action()
 
@@ -119,9 +122,10 @@ class MemoryTransport(Transport):
     def __init__(self, rank: int, network: MemoryNetwork) -> None:
         super().__init__(rank, network.size)
         self.network = network
-        self.gone = False
+        self.gone = self.left = False
         self.collectives: dict[tuple[int, ...], int] = {}
         self._pending: list[tuple[tuple[int, ...], Future[None]]] = []
+        self._answered: set[Future[None]] = set()  # calls whose reply is on its way
         self._lost: dict[int, str] = {}
         self._swaps: dict[int, _Swap] = {}
         self._early: dict[tuple[int, int], Tensor] = {}  # (round, peer): came before we reached that round
@@ -149,7 +153,7 @@ class MemoryTransport(Transport):
             return
         self._lost[peer] = reason
         for peers, future in self._pending:
-            if peer in peers and not future.done():
+            if peer in peers and not future.done() and not (reason == LEFT and future in self._answered):
                 future.set_exception(PeerLostError(peer, reason))
         self._tell_lost(peer, reason)
         self._check_finished()
@@ -165,6 +169,8 @@ class MemoryTransport(Transport):
         for peer in list(incoming):
             if (round, peer) in self._early:
                 swap.fill(peer, self._early.pop((round, peer)))
+        if not swap.missing:
+            del self._swaps[round]
         if not incoming:
             future.set_result(None)
         return future
@@ -192,15 +198,23 @@ class MemoryTransport(Transport):
         target, message = self.network.transports[peer], buffer.clone()
 
         def replied() -> None:
+            self._answered.discard(future)
             if not future.done():
                 buffer.copy_(message)
                 future.set_result(None)
 
+        def refused() -> None:
+            self._answered.discard(future)
+            if not future.done():
+                future.set_exception(PeerLostError(peer, REFUSED))
+
         def answer(handler: Handler | None) -> None:
             if handler is None:
-                self.network.deliver(peer, self.rank, 0, lambda: future.set_exception(PeerLostError(peer, REFUSED)))
+                self._answered.add(future)
+                self.network.deliver(peer, self.rank, 0, refused)
                 return
             handler(self.rank, message)
+            self._answered.add(future)
             self.network.deliver(peer, self.rank, message.nbytes, replied)
 
         self.network.deliver(self.rank, peer, message.nbytes, lambda: target.answer(answer))
@@ -239,7 +253,8 @@ class MemoryTransport(Transport):
         return self._finished
 
     def _check_finished(self) -> None:
-        others = (t for t in self.network.transports if t.rank in self._finishing_with and not t.gone)
+        members = (t for t in self.network.transports if t.rank in self._finishing_with)
+        others = (t for t in members if not t.gone and t.rank not in self._lost)
         if self._finished and not self._finished.done() and all(t._finished for t in others):
             self._finished.set_result(None)
 

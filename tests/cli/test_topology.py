@@ -201,6 +201,7 @@ class TestMistakes:
             ("ring --learners 8 --plot a.svg", "--plot goes with `topology compare`"),
             ("compare --learners 8 --draw a.svg", "`topology compare` takes --plot"),
             ("ring --learners 8 --colour red", "unrecognized arguments: --colour red"),
+            ("complete --learners 1000000000", "at most 1000000 learners, got 1000000000"),
             ("odd-even-ring --learners 1025", "at most 1024 learners"),
         ],
     )

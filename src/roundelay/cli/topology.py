@@ -19,6 +19,7 @@ from roundelay.topology.cost import sends_in, sends_per_round
 
 MATRIX_SUFFIXES = (".npy", ".csv")
 GRAPH_SUFFIXES = (".edgelist", ".graphml")
+MOST_LEARNERS = 1_000_000  # beyond it a spectrum takes more memory and patience than anyone has asked for
 COMPARED = {
     "name": "topology",
     "spectral_gap": "spectral\ngap",
@@ -48,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Print what theory says."""
+    if (args.learners or 0) > MOST_LEARNERS:
+        raise TopologyError(f"figures are computed for at most {MOST_LEARNERS} learners, got {args.learners}")
     if args.name == "compare":
         _compare(args)
     elif args.plot:

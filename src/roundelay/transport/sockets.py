@@ -8,11 +8,12 @@ the watch gives a peer up, its lanes are shut down and those threads wake with a
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 
 import torch
@@ -29,13 +30,25 @@ log = logging.getLogger("roundelay")
 
 Address = tuple[str, int]
 
+ARRIVAL_S = 60.0  # all learners come from one collective to `connect`, so a minute is long
+
 
 class _Lane:
-    """Our requests to one peer."""
+    """Our requests to one peer; connected when first used."""
 
-    def __init__(self, connection: socket.socket, peer: Hello) -> None:
-        self.connection, self.peer = connection, peer
-        self.lock = threading.Lock()
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # one request at a time
+        self.opened: tuple[socket.socket, Hello] | None = None
+
+    @property
+    def connection(self) -> socket.socket:
+        assert self.opened is not None
+        return self.opened[0]
+
+    @property
+    def peer(self) -> Hello:
+        assert self.opened is not None
+        return self.opened[1]
 
 
 class SocketTransport(Transport):
@@ -62,11 +75,12 @@ class SocketTransport(Transport):
     ) -> None:
         super().__init__(rank, size)
         self._listener, self._secret, self._collectives = listener, secret, collectives
-        self._host = wire.this_host()
         self._memory = shared.SharedMemory() if share_memory and shared.available() else None
+        self._host = wire.this_host() if self._memory else bytes(16)  # a learner that shares nothing is like nobody
         self._addresses: dict[int, Address] = {}
         self._lanes: dict[int, _Lane] = {}
-        self._accepted: dict[int, list[socket.socket]] = {}
+        self._accepted: dict[socket.socket, int | None] = {}  # whose it is, once the handshake has told
+        self._threads: set[threading.Thread] = set()
         self._state = threading.RLock()
         self._lost: dict[int, str] = {}
         self._dependents: list[tuple[tuple[int, ...], Future[None]]] = []
@@ -80,16 +94,22 @@ class SocketTransport(Transport):
         self._request = torch.empty(0, dtype=torch.uint8)
         self._callers = ThreadPoolExecutor(max_workers=max(2, min(size, 32)), thread_name_prefix="roundelay-call")
         self._watch = Watch(self._noticed)
-        threading.Thread(target=self._accept, name="roundelay-accept", daemon=True).start()
+        self._start_thread("roundelay-accept", self._accept)
 
     def connect(self, addresses: Mapping[int, Address]) -> None:
-        """Learn where the peers are, and open a watch connection to each of higher rank; the others come to us."""
+        """Learn where the peers are, and open a watch connection to each of higher rank; the others come to us.
+
+        Raises PeerLostError if one never comes: without a watch nobody would notice its death.
+        """
         self._addresses = dict(addresses)
         for peer, address in self._addresses.items():
             if peer > self.rank:
                 hello = Hello(self.rank, Purpose.WATCH, os.getpid(), self._host)
                 connection, _ = wire.connect(address, hello, peer, self._secret)
                 self._watch.add(peer, connection)
+        absent = self._watch.wait_for((peer for peer in self._addresses if peer < self.rank), ARRIVAL_S)
+        if absent is not None:
+            raise PeerLostError(absent, f"it has not connected within {ARRIVAL_S:g} s")
 
     def allocate(self, nbytes: int) -> Tensor:
         """Shared memory where that can be used, pinned where there is a GPU."""
@@ -104,7 +124,7 @@ class SocketTransport(Transport):
         return self._callers.submit(self._call, peer, buffer)
 
     def _call(self, peer: int, buffer: Tensor) -> None:
-        with self._losing(peer), (lane := self._lane(peer)).lock:
+        with self._losing(peer), self._lane(peer) as lane:
             header = self._announce(lane, Kind.CALL, buffer)
             self._send(lane, header, buffer)
             reply = wire.receive_header(lane.connection)
@@ -125,7 +145,7 @@ class SocketTransport(Transport):
         return future
 
     def _push(self, peer: int, round: int, outgoing: Tensor) -> None:
-        with self._losing(peer), (lane := self._lane(peer)).lock:
+        with self._losing(peer), self._lane(peer) as lane:
             header = self._announce(lane, Kind.SWAP, outgoing, round)
             self._send(lane, header, outgoing)
             if header.shared_fd >= 0:
@@ -147,17 +167,28 @@ class SocketTransport(Transport):
         self.traffic.bytes_sent += wire.send(lane.connection, header, payload if header.shared_fd < 0 else None)
         self.traffic.messages[lane.peer.rank] += 1
 
-    def _lane(self, peer: int) -> _Lane:
+    @contextlib.contextmanager
+    def _lane(self, peer: int) -> Iterator[_Lane]:
+        """The lane to `peer`, for one request; connects without the state lock, for a frozen peer must not freeze our watch."""
+        with self._state:
+            lane = self._lanes.setdefault(peer, _Lane())
+        with lane.lock:
+            self._refuse_lost(peer)
+            if lane.opened is None:
+                hello = Hello(self.rank, Purpose.LANE, os.getpid(), self._host)
+                lane.opened = wire.connect(self._addresses[peer], hello, peer, self._secret)
+                self._refuse_lost(peer)  # meanwhile? then nobody has shut this connection down
+            yield lane
+
+    def _refuse_lost(self, peer: int) -> None:
         with self._state:
             if peer in self._lost:
                 raise PeerLostError(peer, self._lost[peer])
-            if peer not in self._lanes:
-                hello = Hello(self.rank, Purpose.LANE, os.getpid(), self._host)
-                self._lanes[peer] = _Lane(*wire.connect(self._addresses[peer], hello, peer, self._secret))
-            return self._lanes[peer]
+            if self._closed:
+                raise PeerLostError(peer, "this learner has closed")
 
     @contextlib.contextmanager
-    def _losing(self, peer: int) -> contextlib._GeneratorContextManager[None]:  # type: ignore[misc]
+    def _losing(self, peer: int) -> Iterator[None]:
         """Whatever the kernel says of a broken connection, the strategy hears who is gone."""
         try:
             yield
@@ -181,30 +212,55 @@ class SocketTransport(Transport):
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._welcome, args=(connection,), name="roundelay-lane", daemon=True).start()
+            with self._state:
+                if self._closed:
+                    connection.close()
+                    return
+                self._accepted[connection] = None
+            self._start_thread("roundelay-lane", functools.partial(self._welcome, connection))
+
+    def _start_thread(self, name: str, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            finally:
+                self._threads.discard(thread)
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.add(thread)
+        thread.start()
 
     def _welcome(self, connection: socket.socket) -> None:
         try:
             hello = wire.accept(connection, self.rank, self._host, self._secret)
-        except (HandshakeError, OSError, ValueError) as error:
-            log.warning("learner %d refused a connection: %s", self.rank, error)
-            connection.close()
+        except OSError as error:
+            self._forget(connection)
+            if not self._closed:
+                log.warning("learner %d refused a connection: %s", self.rank, error)
             return
         if hello.purpose == Purpose.WATCH:
+            with self._state:
+                self._accepted.pop(connection)
             self._watch.add(hello.rank, connection)
             return
         with self._state:
-            self._accepted.setdefault(hello.rank, []).append(connection)
+            self._accepted[connection] = hello.rank
         try:
             while True:
                 self._serve_one(connection, hello)
+        except HandshakeError as error:
+            log.warning("learner %d closed a connection of learner %d: %s", self.rank, hello.rank, error)
         except OSError:
             pass  # the peer has left or was given up; the watch tells whom it concerns
-        except BaseException as error:  # noqa: BLE001 - it is raised where the training thread looks next
-            self._failure = error
-            self._fail_all(error)
+        except BaseException as error:  # it is raised where the training thread looks next
+            self._fail(error)
         finally:
-            connection.close()
+            self._forget(connection)
+
+    def _forget(self, connection: socket.socket) -> None:
+        with self._state:
+            self._accepted.pop(connection, None)
+        connection.close()
 
     def _serve_one(self, connection: socket.socket, peer: Hello) -> None:
         header = wire.receive_header(connection)
@@ -217,7 +273,11 @@ class SocketTransport(Transport):
             if self._handler is None:
                 wire.send(connection, Header(Kind.REFUSED, 0))
                 return
-            self._handler(peer.rank, request)
+            try:
+                self._handler(peer.rank, request)
+            except BaseException as error:
+                self._fail(error)  # here, for an OSError of the handler is no broken connection
+                raise ConnectionAbortedError("the handler failed") from error
             try:
                 reply = Header(Kind.REPLY, header.nbytes, shared_fd=header.shared_fd)
                 self.traffic.bytes_sent += wire.send(connection, reply, request if header.shared_fd < 0 else None)
@@ -269,7 +329,10 @@ class SocketTransport(Transport):
 
     def finish(self, final: Tensor, members: tuple[int, ...]) -> Future[None]:
         """Keep answering swaps until every member has finished or is gone."""
-        future = self._swaps.finish(final, set(members) - {self.rank} - set(self._lost))
+        with self._state:
+            others = set(members) - {self.rank} - set(self._lost)
+        future = self._depending_on(())  # a failure in the background ends it too
+        self._swaps.finish(final, others).add_done_callback(lambda ended: _settle(future, ended.exception()))
         self._watch.finished()
         return future
 
@@ -286,9 +349,12 @@ class SocketTransport(Transport):
         return future
 
     def _noticed(self, event: Event, peer: int, reason: str) -> None:
-        self._swaps.peer_finished(peer)
-        if event != Event.FINISHED:
-            self._lose(peer, reason, owes_nothing=event == Event.LEFT)
+        try:
+            self._swaps.peer_finished(peer)
+            if event != Event.FINISHED:
+                self._lose(peer, reason, owes_nothing=event == Event.LEFT)
+        except BaseException as error:  # the watch must go on beating
+            self._fail(error)
 
     def _lose(self, peer: int, reason: str, *, owes_nothing: bool = False) -> None:
         """`peer` is gone. Unless it left in order, what depends on it fails and threads blocked on it wake up."""
@@ -297,8 +363,9 @@ class SocketTransport(Transport):
             self._lost.setdefault(peer, reason)
             if known or self._closed:
                 return
-            lane = self._lanes.get(peer)
-            connections = self._accepted.get(peer, []) + ([lane.connection] if lane else [])
+            connections = [connection for connection, whose in self._accepted.items() if whose == peer]
+            if (lane := self._lanes.get(peer)) and lane.opened:
+                connections.append(lane.connection)
             failing = [future for peers, future in self._dependents if peer in peers]
         if not owes_nothing:
             for connection in connections:
@@ -308,8 +375,10 @@ class SocketTransport(Transport):
                 _settle(future, PeerLostError(peer, reason))
         self._tell_lost(peer, reason)
 
-    def _fail_all(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
+        """Have the training thread raise `error` where it looks or waits next."""
         with self._state:
+            self._failure = self._failure or error
             failing = [future for _, future in self._dependents]
         for future in failing:
             _settle(future, error)
@@ -328,16 +397,18 @@ class SocketTransport(Transport):
         self.serve(None)
         self._watch.close(failure)
         with self._state:
-            connections = [connection for group in self._accepted.values() for connection in group]
-            connections += [lane.connection for lane in self._lanes.values()]
+            connections = [*self._accepted, *(lane.connection for lane in self._lanes.values() if lane.opened)]
         self._swaps.close()
         for connection in [self._listener, *connections]:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._callers.shutdown(wait=True)
+        for thread in list(self._threads):
+            thread.join(wire.HANDSHAKE_S)
         for lane in self._lanes.values():
-            lane.connection.close()
+            if lane.opened:
+                lane.connection.close()
         self._collectives.close()
         if self._memory:
             self._memory.close()

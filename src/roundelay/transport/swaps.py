@@ -9,6 +9,8 @@ from concurrent.futures import Future, InvalidStateError
 
 from torch import Tensor
 
+from roundelay.errors import StrategyError
+
 
 class _Posted:
     def __init__(self, incoming: Mapping[int, Tensor], future: Future[None]) -> None:
@@ -46,6 +48,11 @@ class SwapBoard:
         with self._changed:
             self._changed.wait_for(lambda: round in self._posted or self._final is not None or self._closed)
             if round in self._posted:
+                if peer not in self._posted[round].incoming:
+                    raise StrategyError(
+                        f"learner {peer} swaps with us in round {round}, but is no neighbour of ours then; "
+                        "build the same mixing with the same seed everywhere"
+                    )
                 return self._posted[round].incoming[peer]
             final = self._final
         if final is None:
@@ -55,26 +62,29 @@ class SwapBoard:
 
     def received(self, round: int, peer: int) -> None:
         """A push has arrived in full."""
-        posted = self._posted.get(round)
+        with self._changed:
+            posted = self._posted.get(round)
+            if posted is not None:
+                posted.missing.discard(peer)
         if posted is not None:
-            posted.missing.discard(peer)
             self._complete(round, posted)
 
     def sent(self, round: int, peer: int, error: BaseException | None) -> None:
         """Our own push has gone out."""
-        posted = self._posted.get(round)
-        if posted is None:
-            return
-        posted.unsent.discard(peer)
+        with self._changed:
+            posted = self._posted.get(round)
+            if posted is None:
+                return
+            posted.unsent.discard(peer)
         if error is not None:
             with contextlib.suppress(InvalidStateError):
                 posted.future.set_exception(error)
         self._complete(round, posted)
 
     def _complete(self, round: int, posted: _Posted) -> None:
-        if posted.missing or posted.unsent:
-            return
         with self._changed:
+            if posted.missing or posted.unsent:
+                return
             self._posted.pop(round, None)
         with contextlib.suppress(InvalidStateError):
             posted.future.set_result(None)
@@ -95,7 +105,9 @@ class SwapBoard:
         self._check()
 
     def _check(self) -> None:
-        if self._final is not None and self._active <= self._finished:
+        with self._changed:
+            finished = self._final is not None and self._active <= self._finished
+        if finished:
             with contextlib.suppress(InvalidStateError):
                 self._all_finished.set_result(None)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 from roundelay.membership.pulse import BEAT_S, SILENCE_S, Pulse
@@ -43,6 +44,8 @@ class Watch:
         self._pulse = Pulse(time.monotonic)
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
+        self._added = threading.Condition(self._lock)
+        self._known: set[int] = set()
         self._lines: dict[int, _Line] = {}
         self._said: list[bytes] = []  # what a line that comes later must hear too
         self._wake, self._waker = socket.socketpair()
@@ -56,12 +59,24 @@ class Watch:
         """Keep heartbeats with `peer` over this connection."""
         connection.setblocking(False)
         with self._lock:
+            if self._closing:
+                connection.close()
+                return
             line = self._lines[peer] = _Line(peer, connection)
+            self._known.add(peer)
             self._pulse.heard(peer)
             for message in self._said:
                 self._send(line, message)
-        self._selector.register(connection, selectors.EVENT_READ, line)
-        self._waker.send(b"!")
+            self._selector.register(connection, selectors.EVENT_READ, line)
+            self._added.notify_all()
+            self._waker.send(b"!")
+
+    def wait_for(self, peers: Iterable[int], timeout_s: float) -> int | None:
+        """Until all of `peers` have a line, or had one; the first that has none after that time."""
+        wanted = set(peers)
+        with self._lock:
+            self._added.wait_for(lambda: wanted <= self._known, timeout_s)
+            return min(wanted - self._known, default=None)
 
     def finished(self) -> None:
         """Tell everyone that we take no more rounds of our own."""
@@ -71,7 +86,8 @@ class Watch:
         """Say goodbye, with the reason if it is a bad one, and stop."""
         text = failure.encode()[:1000]
         self._say(_GOODBYE + struct.pack("!H", len(text)) + text)
-        self._closing = True
+        with self._lock:
+            self._closing = True
         self._waker.send(b"!")
         self._thread.join()
         for line in list(self._lines.values()):
@@ -88,10 +104,8 @@ class Watch:
 
     @staticmethod
     def _send(line: _Line, message: bytes) -> None:
-        try:
+        with contextlib.suppress(OSError):  # full (a frozen peer) or closed (a dead one): the reading side finds out
             line.connection.send(message)
-        except OSError:
-            pass  # full (a frozen peer) or closed (a dead one): the reading side finds out
 
     def _run(self) -> None:
         due = 0.0
@@ -159,8 +173,6 @@ class Watch:
         with self._lock:
             self._lines.pop(line.peer, None)
             self._pulse.forget(line.peer)
-        try:
+        with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(line.connection)
-        except (KeyError, ValueError):
-            pass
         line.connection.close()

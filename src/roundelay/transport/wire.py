@@ -10,6 +10,7 @@ import socket
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -19,8 +20,11 @@ MAGIC = b"rndelay1"
 HANDSHAKE_S = 5.0
 SOCKET_BUFFER_BYTES = 4 * 2**20  # few wake-ups per model
 
+MESSAGE_LIMIT_BYTES = 2**40
+
 _HEADER = struct.Struct("!BxxxiQQQ")
 _HELLO = struct.Struct("!iBi16s16s")
+Name = TypeVar("Name", bound=IntEnum)
 
 
 class Purpose(IntEnum):
@@ -127,7 +131,15 @@ def _checked(secret: bytes, side: bytes, before: bytes, message: bytes) -> Hello
     if not hmac.compare_digest(proof, _proof(secret, side, before + hello)):
         raise HandshakeError("the other end does not know this run's secret")
     rank, purpose, pid, host, _ = _HELLO.unpack(hello)
-    return Hello(rank, Purpose(purpose), pid, host)
+    return Hello(rank, _known(Purpose, purpose), pid, host)
+
+
+def _known(names: type[Name], number: int) -> Name:
+    """Garbage ends the connection it came on, and nothing else."""
+    try:
+        return names(number)
+    except ValueError:
+        raise HandshakeError(f"the other end sent {names.__name__.lower()} {number}, which no learner sends") from None
 
 
 def send(connection: socket.socket, header: Header, payload: Tensor | None = None) -> int:
@@ -142,9 +154,11 @@ def send(connection: socket.socket, header: Header, payload: Tensor | None = Non
 
 
 def receive_header(connection: socket.socket) -> Header:
-    """The next header. Raises ConnectionError at the end of the stream."""
+    """The next header. Raises ConnectionError at the end of the stream, HandshakeError for what no learner sends."""
     kind, shared_fd, round, nbytes, offset = _HEADER.unpack(_receive(connection, _HEADER.size))
-    return Header(Kind(kind), nbytes, round, shared_fd, offset)
+    if max(nbytes, offset) > MESSAGE_LIMIT_BYTES:
+        raise HandshakeError(f"the other end announced {nbytes} bytes at offset {offset}, more than any model has")
+    return Header(_known(Kind, kind), nbytes, round, shared_fd, offset)
 
 
 def receive_into(connection: socket.socket, buffer: Tensor) -> None:

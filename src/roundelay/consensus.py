@@ -25,9 +25,9 @@ def consensus_of(
     mean = _mean_weights(replica, strategy, transport, members)
     buffers = list(module.buffers())
     saved_weights, saved_buffers = replica.flat(), [buffer.clone() for buffer in buffers]
-    mean.write(replica.tensors())
-    _average_buffers(module, transport, members)
     try:
+        mean.write(replica.tensors())
+        _average_buffers(module, transport, members)
         yield
     finally:
         replica.copy_from(saved_weights)
@@ -58,12 +58,12 @@ def _average_buffers(module: nn.Module, transport: Transport, members: tuple[int
                 continue
             flat = Flat(chosen, on=chosen[0].device)
             flat.read(chosen)
-            for part in flat.parts:
-                if kind == "floating":
+            if kind == "floating":
+                for part in flat.parts:
                     transport.all_reduce(part, members).result()
                     part.div_(len(members))
-                else:
-                    transport.broadcast(part, members[0], members).result()
+            else:  # as bytes, for not every engine knows every dtype
+                transport.broadcast(flat.storage, members[0], members).result()
             flat.write(chosen)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -44,14 +45,14 @@ class Learner:
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer, strategy: Strategy, transport: Transport) -> None:
-        _check_optimizer(optimizer)
         self.module, self.optimizer, self.strategy, self.transport = module, optimizer, strategy, transport
         self.membership = Membership.of(transport.size)
-        self.replica = Replica(module)
+        self._membership_lock = threading.Lock()  # peers are lost in threads of the transport
         self.steps = 0
         self._seconds = {"wait": 0.0, "mix": 0.0}
         self._began = time.perf_counter()
-        self._accumulating = self._reducing = self._closed = False
+        self._accumulating = self._closed = False
+        self._backward: int | None = None  # the backward pass whose gradients are being reduced
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         try:
             self._begin()
@@ -60,6 +61,8 @@ class Learner:
             raise
 
     def _begin(self) -> None:
+        _check_optimizer(self.optimizer, self.module)
+        self.replica = Replica(self.module)
         self.transport.on_lost(self._lost)
         self._agree_on_module()
         self._take_first_weights()
@@ -142,13 +145,19 @@ class Learner:
     def _gradient_ready(self, index: int) -> None:
         if self._accumulating:
             return
-        if not self._reducing:
-            self._reducing = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)  # type: ignore[attr-defined]
+        backward = torch._C._current_graph_task_id()
+        if self._backward is None:
+            self._backward = backward
+            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+        elif self._backward != backward:
+            raise StrategyError(
+                "the last backward() raised while gradients were on their way to the other learners, which cannot be "
+                "taken back; let that exception end the training loop"
+            )
         self.strategy.gradient_ready(index)
 
     def _after_backward(self) -> None:
-        self._reducing = False
+        self._backward = None
         self._run(self.strategy.after_backward())
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -204,8 +213,8 @@ class Learner:
         tensors: list[Tensor] = [p.detach() for p in self.module.parameters()] + list(self.module.buffers())
         flat = Flat(tensors, on=tensors[0].device)
         flat.read(tensors)
-        for part in flat.parts:
-            self._wait_for(self.transport.broadcast(part, 0, self.membership.living))
+        # As bytes, for not every engine knows every dtype.
+        self._wait_for(self.transport.broadcast(flat.storage, 0, self.membership.living))
         flat.write(tensors)
 
     @staticmethod
@@ -215,15 +224,19 @@ class Learner:
     def _lost(self, peer: int, reason: str) -> None:
         if self._closed:
             return
-        self.membership = self.membership.without(peer)
+        with self._membership_lock:
+            self.membership = self.membership.without(peer)
         level = logging.INFO if reason == LEFT else logging.WARNING
         log.log(level, "learner %d has lost learner %d: %s", self.transport.rank, peer, reason)
         self.strategy.lost(peer, reason)
 
     def _abort(self, error: BaseException) -> None:
         """Leave at once; those who count on this learner are told why."""
-        if not self._closed:
+        if self._closed:
+            return
+        try:
             self.strategy.abandon()
+        finally:
             self._release(f"{type(error).__name__}: {error}")
 
     def _release(self, failure: str = "") -> None:
@@ -233,6 +246,9 @@ class Learner:
         self.transport.close(failure)
 
 
-def _check_optimizer(optimizer: Optimizer) -> None:
+def _check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if stepped.isdisjoint(map(id, module.parameters())):
+        raise StrategyError("the optimizer has none of the module's parameters; build it from module.parameters()")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise StrategyError("LBFGS evaluates the loss several times in one step, which no averaging can follow; use another optimizer")

@@ -89,9 +89,10 @@ class Replica:
     def lend(self, flat: Flat) -> None:
         """Let the parameters be the flat's views for a moment: what changes them changes the flat, without a copy.
 
-        Only between the hooks of one optimizer step; on a GPU, where the flat is in host memory, it is copied in instead.
+        Only between the hooks of one optimizer step. Where a parameter differs from its view in device (the flat is in
+        host memory), dtype (after `.to`) or strides (channels last), the flat is copied in instead.
         """
-        if self.weights[0].device != flat.storage.device:
+        if not all(map(_same_kind, self.weights, flat.views)):
             self.copy_from(flat)
             return
         self._own = [weight.data for weight in self.weights]
@@ -116,6 +117,10 @@ class Replica:
     def copy_from(self, flat: Flat) -> None:
         """The module's weights <- flat."""
         flat.write(self.tensors())
+
+
+def _same_kind(weight: Tensor, view: Tensor) -> bool:
+    return weight.device == view.device and weight.dtype == view.dtype and weight.stride() == view.stride()
 
 
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

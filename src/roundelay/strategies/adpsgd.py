@@ -55,6 +55,8 @@ class ADPSGD(Strategy):
             raise StrategyError(f"max_lead must be at least 1 step, got {max_lead}")
         self.mixing, self.max_lead = mixing, max_lead
         self.round = 0
+        self._gone: set[int] = set()
+        self._stepping = self._alone = False
 
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Publish the live weights and serve."""
@@ -64,9 +66,7 @@ class ADPSGD(Strategy):
         self._live = replica.flat(transport.allocate)
         self._snapshot = Flat(self._live.views, transport.allocate)
         self._lock = threading.Lock()  # guards the live weights and the counts below
-        self._stepping = False
         self._exchange: Future[None] = done()
-        self._gone: set[int] = set()
         self._steps = self._started = self._finished = self._served = self._failed = 0
         self._lead = self._largest_lead = self._since_read = 0
         self._staleness_sum = self._staleness_max = 0
@@ -77,8 +77,10 @@ class ADPSGD(Strategy):
     def before_step(self) -> Steps:
         """Under the live lock until after_step: the optimizer works on the live weights."""
         self.abandon()
-        if self._exchange.done() or (self._lead >= self.max_lead and self._partner_lives()):
-            yield self._exchange  # if done: raises here what went wrong in the background
+        if self._exchange.done():
+            yield self._exchange  # raises here what went wrong in the background
+        while self._lead >= self.max_lead and (not self._exchange.done() or self._exchange_again()):
+            yield self._exchange
         self._lock.acquire()
         self._stepping = True
         self._staleness_sum += self._since_read
@@ -93,21 +95,31 @@ class ADPSGD(Strategy):
         self._lead += 1
         self._largest_lead = max(self._largest_lead, self._lead)
         self._since_read = 0
-        starting = self._exchange.done() and (peer := self._next_peer()) is not None
-        if starting:
+        peer = self._next_peer() if self._exchange.done() else None
+        if peer is not None:
             self._snapshot.storage.copy_(self._live.storage)
         self._stepping = False
         self._lock.release()
-        if starting:
-            assert peer is not None
-            self._started += 1
-            self._edges[peer] += 1
-            self._exchange = Future()
-            exchange = self._exchange
-            self.transport.call(peer, self._snapshot.storage).add_done_callback(
-                lambda reply: self._replied(reply, exchange)
-            )
+        if peer is not None:
+            self._call(peer)
         yield from ()
+
+    def _exchange_again(self) -> bool:
+        """After an exchange that came to nothing, ask the next neighbour; False if none is left."""
+        peer = self._next_peer()
+        if peer is None:
+            return False
+        with self._lock:
+            self._snapshot.storage.copy_(self._live.storage)
+        self._call(peer)
+        return True
+
+    def _call(self, peer: int) -> None:
+        self._started += 1
+        self._edges[peer] += 1
+        exchange = self._exchange = Future()
+        reply = self.transport.call(peer, self._snapshot.storage)
+        reply.add_done_callback(lambda reply: self._replied(reply, exchange))
 
     def _next_peer(self) -> int | None:
         """The living neighbour of the next own round that has one; None if none is left."""
@@ -116,10 +128,10 @@ class ADPSGD(Strategy):
             self.round += 1
             if position is not None and (peer := self.membership.living[position]) not in self._gone:
                 return peer
+        if self.membership.size > 1 and not self._alone:
+            self._alone = True
+            log.warning("learner %d has no neighbour left to exchange with and goes on alone", self.transport.rank)
         return None
-
-    def _partner_lives(self) -> bool:
-        return len(self._gone) < self.membership.size - 1
 
     def _answer(self, peer: int, request: Tensor) -> None:
         """d = s_i - x_j;  x_j <- x_j + d/2;  the request becomes the reply d. In some thread of the transport."""
@@ -140,11 +152,19 @@ class ADPSGD(Strategy):
 
     def _replied(self, reply: Future[None], exchange: Future[None]) -> None:
         """x_i <- x_i - d/2. In some thread of the transport, or on the virtual clock."""
-        error = reply.exception()
-        if error is not None:
+        try:
+            reply.result()
+            self._apply_reply()
+        except PeerLostError as error:
             self._failed += 1
-            exchange.set_result(None) if isinstance(error, PeerLostError) else exchange.set_exception(error)
-            return
+            self._gone.add(error.peer)
+            exchange.set_result(None)
+        except BaseException as error:  # a future swallows what its callbacks raise: hand it to the training thread
+            exchange.set_exception(error)
+        else:
+            exchange.set_result(None)
+
+    def _apply_reply(self) -> None:
         with self._lock:
             for live, difference in zip(self._live.parts, self._snapshot.parts, strict=True):
                 live.sub_(difference, alpha=HALF)
@@ -153,7 +173,6 @@ class ADPSGD(Strategy):
         if self._finished % DISAGREEMENT_EVERY == 1:
             norms = [torch.linalg.vector_norm(part) for part in self._snapshot.parts]
             self._disagreement2 = sum(float(norm) ** 2 for norm in norms)
-        exchange.set_result(None)
 
     def _exchanged(self) -> None:
         self._lead = 0
@@ -163,18 +182,23 @@ class ADPSGD(Strategy):
         """Wait for the own exchange, and show the live weights to the module."""
         self.abandon()
         yield self._exchange
+        self._show()
 
     def finish(self) -> Steps:
         """The module ends with the live weights."""
         yield from self.drain()
         self.transport.serve(None)
+        self._show()
+
+    def _show(self) -> None:
+        """Working <- live."""
         with self._lock:
             self.replica.copy_from(self._live)
+            self._since_read = 0
 
     def lost(self, peer: int, reason: str) -> None:
         """Go on without `peer`."""
-        if peer not in self._gone:
-            self._gone.add(peer)
+        self._gone.add(peer)
 
     def abandon(self) -> None:
         """If the last step raised between the hooks, the lock is still held: release it."""
@@ -201,7 +225,7 @@ class ADPSGD(Strategy):
             "lead": self._lead,
             "lead_max": self._largest_lead,
             "spread": spread(self._disagreement2, self.membership.size),
-            "peers_lost": len(self._gone),
+            "peers_lost": len(self._gone.intersection(self.membership.living)),
         } | {f"exchanges_with_{peer}": count for peer, count in sorted(self._edges.items())}
 
     def state_dict(self) -> dict[str, Any]:
@@ -209,8 +233,10 @@ class ADPSGD(Strategy):
         return {"round": self.round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in that round."""
+        """Go on in that round, with the weights that the module has now."""
         self.round = int(state["round"])
+        with self._lock:
+            self.replica.copy_to(self._live)
 
 
 def _in_pieces(parts: list[Tensor]) -> Iterator[Tensor]:

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from roundelay.clock import Steps
 from roundelay.membership import Membership
@@ -18,23 +19,44 @@ FIRST_BUCKET_BYTES = 2**20  # small, so that communication starts early
 
 
 class _Bucket:
-    """Gradients of one dtype that are reduced together, and one more entry: how many learners are still active."""
+    """Gradients of one dtype that are reduced together, how many learners are active, and how many have each gradient.
+
+    The counts need as much room as one number of this dtype has: exact up to 256 learners in bfloat16.
+    """
 
     def __init__(self, indices: list[int], replica: Replica) -> None:
         self.indices = indices
         weights = [replica.weights[index].detach() for index in indices]
-        self.flat = Flat([*weights, weights[0].new_ones(1)], on=weights[0].device)
+        self.flat = Flat([*weights, weights[0].new_empty(1 + len(indices))], on=weights[0].device)
         self.waiting = set(indices)
+        self._used: list[bool] = []
+        self._own_counts = self._counts
 
     @property
-    def active(self) -> torch.Tensor:
+    def _counts(self) -> Tensor:
         return self.flat.views[-1]
+
+    @property
+    def active(self) -> Tensor:
+        return self._counts[0]
+
+    @property
+    def users(self) -> Tensor:
+        """Of each gradient, the part of the learners that have one."""
+        return self._counts[1:]
+
+    def count(self, used: list[bool]) -> None:
+        """One active learner, which has these gradients."""
+        if used != self._used:  # hardly ever: usually all
+            self._used, self._own_counts = used, self._counts.new_tensor([1, *used])
+        self._counts.copy_(self._own_counts)
 
 
 class Allreduce(Strategy):
     r"""$x \leftarrow x - \alpha \frac1n \sum_j g_j(x)$, as DistributedDataParallel.
 
-    Gradients are the mean when `backward()` returns, so the user's clipping and GradScaler see the mean. Waits for everyone.
+    Gradients are the mean when `backward()` returns, so the user's clipping and GradScaler see the mean; a weight that got
+    one nowhere keeps none. Waits for everyone.
     Learners may take unequal numbers of steps: those that have finished contribute nothing, and the mean is over the rest.
     """
 
@@ -58,13 +80,12 @@ class Allreduce(Strategy):
 
     def _start(self, bucket: _Bucket, active: float) -> None:
         if active:
-            for index, view in zip(bucket.indices, bucket.flat.views, strict=False):
-                gradient = self.replica.weights[index].grad
+            gradients = [self.replica.weights[index].grad for index in bucket.indices]
+            for gradient, view in zip(gradients, bucket.flat.views, strict=False):
                 view.zero_() if gradient is None else view.copy_(gradient)
+            bucket.count([gradient is not None for gradient in gradients])
         else:
             bucket.flat.storage.zero_()
-        bucket.active.fill_(active)
-        # The active count needs as much room as one number of this dtype has: exact up to 256 learners in bfloat16.
         self._futures.append(self.transport.all_reduce(bucket.flat.parts[0], self.membership.living))
         self._started += 1
 
@@ -74,9 +95,11 @@ class Allreduce(Strategy):
         self.active = round(float(self._buckets[0].active))
         for bucket in self._buckets:
             bucket.flat.parts[0].div_(bucket.active.clone())
-            for index, view in zip(bucket.indices, bucket.flat.views, strict=False):
+            for index, view, users in zip(bucket.indices, bucket.flat.views, bucket.users, strict=False):
                 weight = self.replica.weights[index]
                 if weight.grad is None:
+                    if not users:  # nobody has one: an optimizer treats none and zero differently
+                        continue
                     weight.grad = torch.empty_like(weight)
                 weight.grad.copy_(view)
         self._steps += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class DelayByOne(Strategy):
             raise StrategyError(f"delayed must be 'weights' or 'gradients', got {delayed!r}")
         self.delayed = delayed
         self._steps = 0
+        self._restarted = False
 
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Start the first average, of weights that are equal everywhere or of gradients that are zero."""
@@ -52,11 +53,19 @@ class DelayByOne(Strategy):
         """Bring in what was reduced meanwhile."""
         for future in self._reducing:
             yield future
-        if self.delayed == "weights":
-            self._sum.divide(self.membership.size)
-            self._sum.write(self.replica.tensors())
-        else:
+        if self.delayed == "gradients":
             self._exchange_gradients()
+            return
+        if self._restarted:  # that sum was of the weights from before load_state_dict
+            self._restarted = False
+            self._sum.flat_copy(self.replica.tensors())
+            self._start(active=1.0)
+            for future in self._reducing:
+                yield future
+        if self._reducing:
+            self._sum.divide(self.membership.size)
+            self._reducing = []  # if this step raises, the next one must not divide again
+        self._sum.write(self.replica.tensors())
 
     def _exchange_gradients(self) -> None:
         """g_k goes out, the mean of g_{k-1} takes its place."""
@@ -95,6 +104,10 @@ class DelayByOne(Strategy):
     def metrics(self) -> dict[str, float]:
         """Averages so far."""
         return {"rounds": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the weights that the module has now. All learners do so before their next step."""
+        self._restarted = True
 
 
 class _Sum:

@@ -33,24 +33,33 @@ class DPSGD(Strategy):
         check_size(self.mixing, membership)
         super().attach(replica, transport, membership)
         self._position = membership.position(transport.rank)
-        self._outgoing = replica.flat(transport.allocate)
+        self._outgoing = Flat(replica.tensors(), transport.allocate)
         self._incoming: list[Flat] = []
         self._disagreement2, self._measure = 0.0, False
+        self._restarted = False
+        self._swaps = 0
         self._send()
 
     def _send(self) -> None:
         """Start the swap of this round's weights."""
+        self.replica.copy_to(self._outgoing)
         row = self.mixing.row(self._position, self.round)
         self._own_weight = row.pop(self._position, 0.0)
         self._row = {self.membership.living[position]: weight for position, weight in row.items()}
         while len(self._incoming) < len(self._row):
-            self._incoming.append(self.replica.flat(self.transport.allocate))
+            self._incoming.append(Flat(self._outgoing.views, self.transport.allocate))
         buffers = {peer: flat.storage for peer, flat in zip(self._row, self._incoming, strict=False)}
-        self._swap: Future[None] = self.transport.swap(self.round, self._outgoing.storage, buffers)
+        # Numbered apart from rounds, which load_state_dict may set back.
+        self._swap: Future[None] = self.transport.swap(self._swaps, self._outgoing.storage, buffers)
+        self._swaps += 1
 
     def before_step(self) -> Steps:
         """x_i <- sum_j W_ij x_j, itself first, then neighbours in ascending order."""
         yield self._swap
+        if self._restarted:  # that swap was of the weights from before load_state_dict
+            self._restarted = False
+            self._send()
+            yield self._swap
         if self._measure:
             self._disagreement2 = self._mean_disagreement2()
             self._measure = False
@@ -58,12 +67,12 @@ class DPSGD(Strategy):
             own.mul_(self._own_weight)
             for weight, flat in zip(self._row.values(), self._incoming, strict=False):
                 own.add_(flat.parts[part], alpha=weight)
+        self._row, self._own_weight = {}, 1.0  # if this step raises, the next one must not mix the same weights again
         self.replica.copy_from(self._outgoing)
 
     def after_step(self) -> Steps:
         """The new x_i goes out; it is on its way while the next gradient is computed."""
         self.round += 1
-        self.replica.copy_to(self._outgoing)
         self._send()
         yield from ()
 
@@ -73,8 +82,7 @@ class DPSGD(Strategy):
 
     def finish(self) -> Steps:
         """Answer the swaps of slower learners with the final weights until all have finished."""
-        final = self.replica.flat()
-        yield self.transport.finish(final.storage, self.membership.living)
+        yield self.transport.finish(self._outgoing.storage, self.membership.living)
 
     def _mean_disagreement2(self) -> float:
         if not self._row:
@@ -96,8 +104,9 @@ class DPSGD(Strategy):
         return {"round": self.round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in that round."""
+        """Go on in that round, with the weights that the module has now. All learners do so before their next step."""
         self.round = int(state["round"])
+        self._restarted = True
 
 
 def spread(disagreement2: float, size: int) -> float:

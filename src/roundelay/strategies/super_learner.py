@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Any
 
 from roundelay.clock import Steps
@@ -17,9 +16,9 @@ from roundelay.transport.base import Transport
 class SuperLearner(Strategy):
     r"""Gradients are reduced inside a group; `between` averages the groups (arXiv:2002.01119, section on super-learners).
 
-    One leader per group owns the weights that other groups see. Before a step it brings the mixed weights in and
-    broadcasts them inside; then every member applies the same reduced gradient, so members stay bit-identical. The
-    broadcast is the price.
+    One leader per group owns the weights that other groups see: it brings the mixed weights in, applies the group's
+    mean gradient to them and broadcasts the result inside, so that members are bit-identical. The broadcast is the price.
+    It comes after the step, because during the step the leader holds the lock that exchanges wait for.
 
     Args:
         between: the strategy between groups; its mixing has one place per group.
@@ -27,6 +26,7 @@ class SuperLearner(Strategy):
     """
 
     reduces_gradients = True
+    leads = False
 
     def __init__(self, between: Strategy, group_size: int) -> None:
         if group_size < 1:
@@ -73,25 +73,24 @@ class SuperLearner(Strategy):
             )
 
     def before_step(self) -> Steps:
-        """The leader brings the mixed weights in, then everyone in the group has them."""
+        """The leader brings the mixed weights in."""
         if self.leads:
             yield from self.between.before_step()
+
+    def after_step(self) -> Steps:
+        """The leader's new weights go out to other groups, and to its own."""
+        if self.leads:
+            yield from self.between.after_step()
+        yield from self._follow_leader()
+
+    def _follow_leader(self) -> Steps:
         if len(self._members) == 1:
             return
         if self.leads:
             self.replica.copy_to(self._mixed)
-        casts: list[Future[None]] = [
-            self.transport.broadcast(part, self.leader, self._members) for part in self._mixed.parts
-        ]
-        for cast in casts:
-            yield cast
+        yield self.transport.broadcast(self._mixed.storage, self.leader, self._members)
         if not self.leads:
             self.replica.copy_from(self._mixed)
-
-    def after_step(self) -> Steps:
-        """The leader's new weights go out."""
-        if self.leads:
-            yield from self.between.after_step()
 
     def drain(self) -> Steps:
         """As the strategy between groups."""
@@ -103,10 +102,7 @@ class SuperLearner(Strategy):
         yield from self.inside.finish()
         if self.leads:
             yield from self.between.finish()
-            self.replica.copy_to(self._mixed)
-        for part in self._mixed.parts:
-            yield self.transport.broadcast(part, self.leader, self._members)
-        self.replica.copy_from(self._mixed)
+        yield from self._follow_leader()
 
     def lost(self, peer: int, reason: str) -> None:
         """A lost leader of another group is the business of the strategy between."""
@@ -137,4 +133,5 @@ class SuperLearner(Strategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        self.between.load_state_dict(state["between"])
+        if self.leads:
+            self.between.load_state_dict(state["between"])

@@ -41,8 +41,8 @@ def draw_topology(mixing: Mixing, path: Path) -> None:
     if mixing.size > MOST_DRAWN:
         raise TopologyError(f"a drawing shows at most {MOST_DRAWN} learners, got {mixing.size}; draw a smaller one")
     rounds = ROUNDS_DRAWN if mixing.period is None else min(mixing.period, 2 * ROUNDS_DRAWN)
-    columns = min(rounds, ROUNDS_DRAWN)
-    rows = math.ceil(rounds / columns)
+    rows = math.ceil(rounds / ROUNDS_DRAWN)
+    columns = math.ceil(rounds / rows)
     places = _places(mixing)
     with picture(path, rows, columns, size=(3.4 * columns + 0.4, 3.7 * rows)) as (figure, axes):
         for round, ax in enumerate(axes):

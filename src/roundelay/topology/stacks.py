@@ -34,7 +34,7 @@ class Stack:
             if blocks is None:
                 return None
             phases.append(blocks)
-        lambda_min = min(float(np.linalg.eigvalsh(phase).min()) for phase in phases)
+        lambda_min = min(float(_eigenvalues(phase).min()) for phase in phases)
         if mixing.drift:
             # W_k = S^k W_0 S^-k for the shift S, so W_{r-1} ... W_0 = S^r (S^-1 W_0)^r: one phase stands for n of them.
             return cls(mixing.size, [np.roll(phases[0], -mixing.drift, axis=1)], lambda_min, hermitian=False)
@@ -52,7 +52,7 @@ class Stack:
         """Asymptotic factor per round: spectral radius of the product, to the power 1/p."""
         if self.exact_after is not None:
             return 0.0
-        eigenvalues = np.linalg.eigvalsh(self.product) if self._hermitian else np.linalg.eigvals(self.product)
+        eigenvalues = _eigenvalues(self.product) if self._hermitian else np.linalg.eigvals(self.product)
         return float(np.abs(eigenvalues).max() ** (1 / len(self.phases)))
 
     @functools.cached_property
@@ -140,6 +140,11 @@ def _adjoint(stack: Blocks) -> Blocks:
     return stack.conj().swapaxes(1, 2)
 
 
+def _eigenvalues(stack: Blocks) -> npt.NDArray[np.float64]:
+    """Of Hermitian blocks; a block of size 1 is its own."""
+    return np.asarray(stack.real if stack.shape[1] == 1 else np.linalg.eigvalsh(stack), dtype=np.float64)
+
+
 def _norm2(stack: Blocks) -> float:
     """Squared spectral norm: the largest eigenvalue of A^H A over the stack."""
-    return float(np.linalg.eigvalsh(_adjoint(stack) @ stack).max())
+    return float(_eigenvalues(_adjoint(stack) @ stack).max())

@@ -1,8 +1,13 @@
 """What all tests share: hypothesis draws the same examples every time, so that a red run is a red run for everyone."""
 
+import sys
+from pathlib import Path
+
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "roundelay", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("roundelay")
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))  # worlds with known answers, for several test folders

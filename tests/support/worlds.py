@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -74,6 +74,24 @@ def world(
             )
         )
     return clock, network, learners
+
+
+def train(
+    clock: VirtualClock,
+    network: MemoryNetwork,
+    learners: list[VirtualLearner],
+    steps: Sequence[int],
+    kill: Mapping[int, float] | None = None,
+) -> None:
+    """Unequal numbers of steps; `kill` says which learner dies when."""
+    for learner, count in zip(learners, steps, strict=True):
+        process = learner.process(count)
+        ended = clock.spawn(process, f"learner {learner.transport.rank}")
+        if kill and learner.transport.rank in kill:
+            at = kill[learner.transport.rank]
+            clock.call_later(at, lambda ended=ended, process=process: clock.kill(ended, process))
+            network.kill(learner.transport.rank, at=at)
+    clock.run()
 
 
 def recursion(W: Callable[[int], np.ndarray], steps: int, learners: int, seed: int = 0) -> np.ndarray:

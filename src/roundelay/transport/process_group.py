@@ -2,18 +2,64 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
-from concurrent.futures import Future
+import weakref
+from concurrent.futures import Future, InvalidStateError
 from typing import ClassVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from roundelay.membership.pulse import SILENCE_S
 from roundelay.transport.base import Collectives
 
 # Peers are given up by their heartbeats, never because a step takes long, so the engine's own time-out must not come first.
 NEVER = datetime.timedelta(days=365)
+LOOK = datetime.timedelta(seconds=0.5)  # how soon a waiting learner notices what the watch says
+
+
+class WorkFuture(Future[None]):
+    """A collective under way, which the watch may fail from outside.
+
+    It waits in the engine, without a thread or a callback of ours: a callback that fires while Python shuts down, as peers
+    of a broken run close their connections, would end the process with SIGABRT.
+    """
+
+    def __init__(self, work: dist.Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def done(self) -> bool:
+        """Whether it has ended, or was failed by the watch."""
+        return super().done() or self._work.is_completed()
+
+    def result(self, timeout: float | None = None) -> None:
+        """Wait until it ends or the watch fails it; `timeout` is the watch's business."""
+        while not super().done():
+            try:
+                self._work.wait(LOOK)
+            except RuntimeError as error:
+                if self._work.is_completed():
+                    self._failed(error)
+            else:
+                self._settle(None)
+        return super().result()
+
+    def _failed(self, error: RuntimeError) -> None:
+        """The engine knows that a connection broke but not whose; the watch will say so in a moment."""
+        try:
+            super().result(timeout=SILENCE_S)
+        except TimeoutError:
+            self._settle(error)
+        except Exception:  # noqa: BLE001 - what the watch said is in place now
+            return
+
+    def _settle(self, error: BaseException | None) -> None:
+        try:
+            self.set_exception(error) if error else self.set_result(None)
+        except InvalidStateError:
+            pass
 
 
 class ProcessGroupCollectives(Collectives):
@@ -21,8 +67,12 @@ class ProcessGroupCollectives(Collectives):
 
     _groups: ClassVar[dict[tuple[int, ...], dist.ProcessGroup]] = {}  # torch keeps groups as long as the process lives
 
-    def _group(self, members: tuple[int, ...]) -> dist.ProcessGroup | None:
+    def __init__(self) -> None:
+        self._under_way: weakref.WeakSet[WorkFuture] = weakref.WeakSet()
+
+    def _group(self, members: tuple[int, ...]) -> dist.ProcessGroup:
         if len(members) == dist.get_world_size():
+            assert dist.group.WORLD is not None
             return dist.group.WORLD
         if members not in self._groups:
             self._groups[members] = dist.new_group(list(members), timeout=NEVER, use_local_synchronization=True)
@@ -30,28 +80,22 @@ class ProcessGroupCollectives(Collectives):
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
         """Sum over members."""
-        return _future(dist.all_reduce(values, group=self._group(members), async_op=True))
+        return self._future(dist.all_reduce(values, group=self._group(members), async_op=True))
 
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
         """Source's values for every member."""
-        return _future(dist.broadcast(values, src=source, group=self._group(members), async_op=True))
+        return self._future(dist.broadcast(values, src=source, group=self._group(members), async_op=True))
+
+    def _future(self, work: dist.Work | None) -> Future[None]:
+        assert work is not None
+        future = WorkFuture(work)
+        self._under_way.add(future)
+        return future
 
     def close(self) -> None:
-        """The groups go with the process."""
-
-
-def _future(work: dist.Work | None) -> Future[None]:
-    """Ours, completed by torch's own thread when the work is."""
-    future: Future[None] = Future()
-    assert work is not None
-
-    def ended(torch_future: torch.futures.Future[object]) -> None:
-        try:
-            torch_future.value()
-        except RuntimeError as error:
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    work.get_future().add_done_callback(ended)
-    return future
+        """The groups go with the process; but one with work that a frozen peer will never finish must not be waited for."""
+        if all(future._work.is_completed() for future in self._under_way):
+            return
+        # Their destructors join the engine's threads at exit, which would hang for ever: keep them alive instead.
+        for held in (dist.group.WORLD, *self._groups.values(), *(future._work for future in self._under_way)):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))

@@ -322,10 +322,8 @@ class SocketTransport(Transport):
         return self._guarded(members, lambda: self._collectives.broadcast(values, source, members))
 
     def _guarded(self, members: tuple[int, ...], start: Callable[[], Future[None]]) -> Future[None]:
-        future = self._depending_on(members)
-        if not future.done():
-            start().add_done_callback(lambda ended: _settle(future, ended.exception()))
-        return future
+        hopeless = self._depending_on(members)
+        return hopeless if hopeless.done() else self._depending_on(members, start())
 
     def finish(self, final: Tensor, members: tuple[int, ...]) -> Future[None]:
         """Keep answering swaps until every member has finished or is gone."""
@@ -336,8 +334,9 @@ class SocketTransport(Transport):
         self._watch.finished()
         return future
 
-    def _depending_on(self, peers: tuple[int, ...]) -> Future[None]:
-        future: Future[None] = Future()
+    def _depending_on(self, peers: tuple[int, ...], future: Future[None] | None = None) -> Future[None]:
+        """`future` (or a new one), failed now or later if one of `peers` is lost."""
+        future = Future() if future is None else future
         with self._state:
             self._dependents = [entry for entry in self._dependents if not entry[1].done()]
             self._dependents.append((peers, future))

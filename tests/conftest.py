@@ -1,9 +1,12 @@
 """What all tests share: hypothesis draws the same examples every time, so that a red run is a red run for everyone."""
 
+import os
 import sys
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: threads of torch only stand in each other's way
 
 settings.register_profile(
     "roundelay", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]

@@ -41,8 +41,8 @@ class Meeting:
             result = sum((party[member][0] for member in members[1:]), start=party[members[0]][0].clone())
         else:
             result = party[source][0].clone()
-        for values, _ in party.values():
-            values.copy_(result)
+        for mine, _ in party.values():
+            mine.copy_(result)
         for _, ended in party.values():
             ended.set_result(None)
         return future

@@ -1,0 +1,48 @@
+"""What the documentation does while it is built."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TOOLS = Path(__file__).parents[1] / "tools"
+
+
+@pytest.fixture
+def hooks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    pytest.importorskip("latex2mathml")
+    spec = importlib.util.spec_from_file_location("mkdocs_hooks", TOOLS / "mkdocs_hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "mkdocs_hooks", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_formulas_become_mathml(hooks):
+    page = hooks.on_page_content('a <span class="arithmatex">\\(n &lt; 3\\)</span> b')
+    assert page.startswith("a <math")
+    assert page.endswith("</math> b")
+    assert "arithmatex" not in page
+    assert 'display="block"' in hooks.on_page_content('<div class="arithmatex">\\[x^2\\]</div>')
+
+
+def test_a_command_shows_what_it_prints(hooks):
+    page = hooks.on_page_markdown("before\n<!-- run: roundelay topology ring --learners 16 -->\nafter")
+    assert "```console\n$ roundelay topology ring --learners 16\nring, 16 learners\n" in page
+    assert "0.05075" in page
+
+
+def test_a_command_that_fails_breaks_the_build(hooks, capsys):
+    with pytest.raises(RuntimeError, match="exit code 2"):
+        hooks.on_page_markdown("<!-- run: roundelay topology rnig --learners 16 -->")
+    assert "did you mean 'ring'" in capsys.readouterr().err
+
+
+def test_included_files_have_their_links_as_seen_from_docs(hooks):
+    page = hooks.on_page_markdown("<!-- include: CONTRIBUTING.md -->")
+    assert "](concepts.md)" in page
+    assert "](architecture.md)" in page

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import TypeVar
 
 from torch import Tensor
@@ -44,7 +44,8 @@ class Meeting:
         for mine, _ in party.values():
             mine.copy_(result)
         for _, ended in party.values():
-            ended.set_result(None)
+            with contextlib.suppress(InvalidStateError):  # its learner has lost a peer meanwhile
+                ended.set_result(None)
         return future
 
 

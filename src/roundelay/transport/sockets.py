@@ -322,8 +322,9 @@ class SocketTransport(Transport):
         return self._guarded(members, lambda: self._collectives.broadcast(values, source, members))
 
     def _guarded(self, members: tuple[int, ...], start: Callable[[], Future[None]]) -> Future[None]:
-        hopeless = self._depending_on(members)
-        return hopeless if hopeless.done() else self._depending_on(members, start())
+        with self._state:
+            hopeless = self._failure is not None or not self._lost.keys().isdisjoint(members)
+        return self._depending_on(members, None if hopeless else start())
 
     def finish(self, final: Tensor, members: tuple[int, ...]) -> Future[None]:
         """Keep answering swaps until every member has finished or is gone."""

@@ -64,10 +64,12 @@ def connected(posts):
     return a, b
 
 
-def test_learners_that_beat_hear_nothing_bad_of_each_other(posts, fast):
+def test_learners_that_beat_hear_nothing_bad_of_each_other(posts, fast, monkeypatch):
+    for module in (pulse, watching):
+        monkeypatch.setattr(module, "SILENCE_S", 0.5)
     a, b = connected(posts)
     with pytest.raises(queue.Empty):
-        a.news.get(timeout=0.5)  # five times the silence after which one is given up
+        a.news.get(timeout=1.0)  # twice the silence after which one is given up
     assert b.news.empty()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -27,6 +28,18 @@ class Traffic:
     bytes_sent: int = 0
     bytes_received: int = 0
     messages: Counter[int] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # several threads send and receive
+
+    def sent(self, peer: int, nbytes: int) -> None:
+        """A message to `peer`."""
+        with self._lock:
+            self.bytes_sent += nbytes
+            self.messages[peer] += 1
+
+    def received(self, nbytes: int) -> None:
+        """A message from somebody."""
+        with self._lock:
+            self.bytes_received += nbytes
 
 
 class Collectives(ABC):
@@ -67,8 +80,12 @@ class Transport(ABC):
         """Send `outgoing` to every peer of `incoming`, and fill `incoming` with what they send in the same round."""
 
     @abstractmethod
-    def call(self, peer: int, buffer: Tensor) -> Future[None]:
-        """Send `buffer` to `peer`, whose handler answers at once; the reply replaces it."""
+    def call(self, peer: int, buffer: Tensor, source: Tensor | None = None) -> Future[None]:
+        """Send `buffer` to `peer`, whose handler answers at once; the reply replaces it.
+
+        With a `source` that is sent instead, read without a lock while the transport gets to it, and `buffer` takes the
+        reply only.
+        """
 
     @abstractmethod
     def serve(self, handler: Handler | None, undo: Handler | None = None) -> None:

@@ -62,12 +62,11 @@ class MemoryNetwork:
         What a learner had sent before it left in order still arrives.
         """
         source, target = self.transports[sender], self.transports[receiver]
-        source.traffic.bytes_sent += nbytes
-        source.traffic.messages[receiver] += 1
+        source.traffic.sent(receiver, nbytes)
 
         def arrive() -> None:
             if not target.gone and (source.left or not source.gone) and frozenset((sender, receiver)) not in self._cut:
-                target.traffic.bytes_received += nbytes
+                target.traffic.received(nbytes)
                 action()
 
         self.clock.call_later(self.seconds(nbytes), arrive)
@@ -190,12 +189,12 @@ class MemoryTransport(Transport):
         else:
             self._early[round, peer] = payload
 
-    def call(self, peer: int, buffer: Tensor) -> Future[None]:
+    def call(self, peer: int, buffer: Tensor, source: Tensor | None = None) -> Future[None]:
         """Request there, handler, reply back."""
         future = self.pending((peer,))
         if future.done():
             return future
-        target, message = self.network.transports[peer], buffer.clone()
+        target, message = self.network.transports[peer], (buffer if source is None else source).clone()
 
         def replied() -> None:
             self._answered.discard(future)

@@ -14,7 +14,8 @@ class SharedMemory:
     """Buffers of ours that peers may map, and buffers of theirs that we have mapped."""
 
     def __init__(self) -> None:
-        self._mine: dict[int, tuple[int, int]] = {}  # address -> (file descriptor, size)
+        # Address -> (file descriptor, buffer); kept, or another tensor at a freed address would be taken for it.
+        self._mine: dict[int, tuple[int, Tensor]] = {}
         self._theirs: dict[tuple[int, int], Tensor] = {}  # (process, file descriptor) -> all of its bytes
 
     def allocate(self, nbytes: int) -> Tensor:
@@ -22,13 +23,13 @@ class SharedMemory:
         fd = os.memfd_create("roundelay", os.MFD_CLOEXEC)
         os.ftruncate(fd, max(nbytes, 1))
         buffer = torch.frombuffer(mmap.mmap(fd, max(nbytes, 1)), dtype=torch.uint8)[:nbytes]
-        self._mine[buffer.data_ptr()] = (fd, nbytes)
+        self._mine[buffer.data_ptr()] = (fd, buffer)
         return buffer
 
     def locate(self, buffer: Tensor) -> tuple[int, int] | None:
         """(file descriptor, offset) of a buffer made by `allocate`, None for any other."""
         found = self._mine.get(buffer.data_ptr())
-        return None if found is None or found[1] < buffer.nbytes else (found[0], 0)
+        return None if found is None or found[1].nbytes < buffer.nbytes else (found[0], 0)
 
     def map(self, pid: int, fd: int, offset: int, nbytes: int) -> Tensor:
         """A peer's buffer. Raises OSError where it cannot be opened."""

@@ -132,7 +132,7 @@ class SocketTransport(Transport):
                 raise PeerLostError(peer, "it serves no more calls")
             if header.shared_fd < 0:
                 wire.receive_into(lane.connection, buffer)
-                self.traffic.bytes_received += buffer.nbytes
+                self.traffic.received(buffer.nbytes)
 
     def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:
         """Push to every peer of the round; their pushes are received by the threads that serve their lanes."""
@@ -164,8 +164,8 @@ class SocketTransport(Transport):
         return Header(kind, buffer.nbytes, round, fd, offset)
 
     def _send(self, lane: _Lane, header: Header, payload: Tensor) -> None:
-        self.traffic.bytes_sent += wire.send(lane.connection, header, payload if header.shared_fd < 0 else None)
-        self.traffic.messages[lane.peer.rank] += 1
+        nbytes = wire.send(lane.connection, header, payload if header.shared_fd < 0 else None)
+        self.traffic.sent(lane.peer.rank, nbytes)
 
     @contextlib.contextmanager
     def _lane(self, peer: int) -> Iterator[_Lane]:
@@ -280,7 +280,8 @@ class SocketTransport(Transport):
                 raise ConnectionAbortedError("the handler failed") from error
             try:
                 reply = Header(Kind.REPLY, header.nbytes, shared_fd=header.shared_fd)
-                self.traffic.bytes_sent += wire.send(connection, reply, request if header.shared_fd < 0 else None)
+                nbytes = wire.send(connection, reply, request if header.shared_fd < 0 else None)
+                self.traffic.sent(peer.rank, nbytes)
             except OSError:
                 if self._undo:
                     self._undo(peer.rank, request)
@@ -295,7 +296,7 @@ class SocketTransport(Transport):
             self._request = torch.empty(header.nbytes, dtype=torch.uint8)
         request = self._request[: header.nbytes]
         wire.receive_into(connection, request)
-        self.traffic.bytes_received += header.nbytes
+        self.traffic.received(header.nbytes)
         return request
 
     def _take_swap(self, connection: socket.socket, header: Header, peer: Hello) -> None:
@@ -308,7 +309,7 @@ class SocketTransport(Transport):
             wire.send(connection, Header(Kind.TAKEN, 0))
         else:
             wire.receive_into(connection, target if target is not None else torch.empty(header.nbytes, dtype=torch.uint8))
-            self.traffic.bytes_received += header.nbytes
+            self.traffic.received(header.nbytes)
         self._swaps.received(header.round, peer.rank)
 
     # Collectives, and the fate of peers -------------------------------------------------------------------------------

@@ -13,7 +13,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "roundelay.errors": ["RoundelayError", "TopologyError"],
+    "roundelay.errors": ["PeerLostError", "RoundelayError", "StrategyError", "TopologyError"],
+    "roundelay.launch": ["World", "init"],
+    "roundelay.learner": ["Learner"],
+    "roundelay.strategies": ["ADPSGD", "Allreduce", "DPSGD", "DelayByOne", "Strategy", "SuperLearner"],
     "roundelay.topology": [
         "Mixing",
         "base_graph",

@@ -1,6 +1,26 @@
 """The public names for type checkers and editors; tests/test_public_names.py keeps them equal to __init__.py's."""
 
-from roundelay.errors import RoundelayError as RoundelayError, TopologyError as TopologyError
+from roundelay.errors import (
+    PeerLostError as PeerLostError,
+    RoundelayError as RoundelayError,
+    StrategyError as StrategyError,
+    TopologyError as TopologyError,
+)
+from roundelay.launch import (
+    World as World,
+    init as init,
+)
+from roundelay.learner import (
+    Learner as Learner,
+)
+from roundelay.strategies import (
+    ADPSGD as ADPSGD,
+    DPSGD as DPSGD,
+    Allreduce as Allreduce,
+    DelayByOne as DelayByOne,
+    Strategy as Strategy,
+    SuperLearner as SuperLearner,
+)
 from roundelay.topology import (
     Mixing as Mixing,
     base_graph as base_graph,

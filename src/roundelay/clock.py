@@ -84,11 +84,11 @@ class VirtualClock:
         if until < float("inf"):
             self._now = max(self._now, until)
         if self._running and not self._events:
-            raise DeadlockError(f"nothing can happen any more, but these still wait: {', '.join(self._running.values())}")
+            raise DeadlockError(
+                f"nothing can happen any more, but these still wait: {', '.join(self._running.values())}"
+            )
 
-    def _resume(
-        self, process: Process, ended: Future[None], value: object, error: BaseException | None
-    ) -> None:
+    def _resume(self, process: Process, ended: Future[None], value: object, error: BaseException | None) -> None:
         if ended not in self._running:
             return
         try:

@@ -14,8 +14,8 @@ from torch import Tensor
 from roundelay.errors import LaunchError
 from roundelay.transport.base import Transport
 from roundelay.transport.process_group import NEVER, ProcessGroupCollectives
-from roundelay.transport.solo import SoloTransport
 from roundelay.transport.sockets import SocketTransport
+from roundelay.transport.solo import SoloTransport
 
 _ADDRESS_BYTES = 64
 _SECRET_BYTES = 32
@@ -82,7 +82,9 @@ def init() -> World:
             return World(0, 1, 0, 1)
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
-            raise LaunchError(f"the environment has no {', '.join(missing)}; start with torchrun, or unset RANK and WORLD_SIZE")
+            raise LaunchError(
+                f"the environment has no {', '.join(missing)}; start with torchrun, or unset RANK and WORLD_SIZE"
+            )
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=NEVER)
     rank, size = dist.get_rank(), dist.get_world_size()
     return World(

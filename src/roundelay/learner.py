@@ -134,7 +134,9 @@ class Learner:
     def __enter__(self) -> Learner:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             self.close()
         else:
@@ -162,7 +164,9 @@ class Learner:
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(callable(argument) for argument in (*args, *kwargs.values())):
-            raise StrategyError("optimizer.step() was given a closure; compute the gradient first and call step() without one")
+            raise StrategyError(
+                "optimizer.step() was given a closure; compute the gradient first and call step() without one"
+            )
         self.transport.check()
         self._run(self.strategy.before_step())
 
@@ -171,7 +175,7 @@ class Learner:
         self.steps += 1
 
     def _run(self, steps: Steps) -> None:
-        """Drive a strategy's generator: wait for what it yields. Peers that die or freeze fail the future; nothing else ends it."""
+        """Drive a strategy's generator: wait for what it yields. Only a peer that dies or freezes ends the wait."""
         began, waited = time.perf_counter(), 0.0
         try:
             future = next(steps)
@@ -251,4 +255,6 @@ def _check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
     if stepped.isdisjoint(map(id, module.parameters())):
         raise StrategyError("the optimizer has none of the module's parameters; build it from module.parameters()")
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise StrategyError("LBFGS evaluates the loss several times in one step, which no averaging can follow; use another optimizer")
+        raise StrategyError(
+            "LBFGS evaluates the loss several times in one step, which no averaging can follow; use another optimizer"
+        )

@@ -32,7 +32,7 @@ class Case:
         transport: "sockets" or "shared-memory"; "gloo" for collectives.
         parameters: of the model.
         step_s: emulated time of a step.
-        slow: how many times slower learner 0 is.
+        slow: how many times slower learner `slow_learner` is; 1 for a balanced run.
         compute: "emulated" (sleep) or "lstm".
     """
 
@@ -42,6 +42,7 @@ class Case:
     parameters: int
     step_s: float
     slow: float
+    slow_learner: int = 0
     compute: str = "emulated"
 
     def asdict(self) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def make_strategy(case: Case, size: int) -> Strategy:
 def measure(case: Case, world: World, seconds: float) -> dict[str, float]:
     """Run one case for about `seconds`; this learner's steps, seconds and exchanges."""
     torch.manual_seed(0)
-    slow = case.slow if world.rank == 0 else 1.0
+    slow = case.slow if world.rank == case.slow_learner else 1.0
     module, batch = build(case.compute, case.parameters, case.step_s, slow)
     runner: nn.Module = DistributedDataParallel(module) if case.strategy == "ddp" else module
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
@@ -87,14 +88,12 @@ def measure(case: Case, world: World, seconds: float) -> dict[str, float]:
             step()
         dist.barrier()
         before = learner.metrics() if learner else {}
-        cpu=time.process_time(); th=time.thread_time(); began = time.perf_counter()
+        began = time.perf_counter()
         steps = _run(step, case, seconds, began)
-        elapsed = time.perf_counter() - began; cpu=(time.process_time()-cpu)/steps*1e3; th=(time.thread_time()-th)/steps*1e3
+        elapsed = time.perf_counter() - began
         after = learner.metrics() if learner else {}
         dist.barrier()  # nobody leaves while others are being measured
     exchanges = after.get("exchanges_started", 0) - before.get("exchanges_started", 0)
-    import os
-    if os.environ.get("DBG"): world.rank==1 and print(round(cpu,2),round(th,2), case.strategy, case.transport, {k:round(v*1e3,3) for k,v in after.items() if k.endswith("_s")}, after.get("staleness_mean"), flush=True, file=__import__("sys").stderr)
     return {"steps": steps, "seconds": elapsed, "exchanges": exchanges}
 
 

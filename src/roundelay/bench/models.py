@@ -23,7 +23,7 @@ class _Layer(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]  # noqa: ANN401
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
         time.sleep(ctx.seconds)
         (weight,) = ctx.saved_tensors
         return grad, weight * 1e-4, None
@@ -42,7 +42,7 @@ class EmulatedModel(nn.Module):
         time.sleep(FORWARD_SHARE * self.step_s)
         backward_s = (1 - FORWARD_SHARE) * self.step_s / LAYERS
         for weight in self.layers:
-            x = _Layer.apply(x, weight, backward_s)
+            x = _Layer.apply(x, weight, backward_s)  # type: ignore[no-untyped-call]
         return x
 
 

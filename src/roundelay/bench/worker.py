@@ -20,7 +20,9 @@ def main() -> None:
     for entry in plan["cases"]:
         mine = measure(Case(**entry), world, plan["seconds"])
         gathered = [torch.zeros(3, dtype=torch.float64) for _ in range(world.size)]
-        dist.all_gather(gathered, torch.tensor([mine["steps"], mine["seconds"], mine["exchanges"]], dtype=torch.float64))
+        dist.all_gather(
+            gathered, torch.tensor([mine["steps"], mine["seconds"], mine["exchanges"]], dtype=torch.float64)
+        )
         if world.rank == 0:
             sys.stdout.write(json.dumps([row.tolist() for row in gathered]) + "\n")
             sys.stdout.flush()

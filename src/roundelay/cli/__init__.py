@@ -14,6 +14,7 @@ from roundelay.errors import RoundelayError, UsageError, unknown
 COMMANDS = {
     "topology": "spectral gap, cost and picture of a topology, or of all of them side by side",
     "advise": "which strategy on which topology suits a cluster, and why",
+    "bench": "throughput of every strategy on this machine, against DDP and against no communication",
 }
 
 

@@ -24,7 +24,7 @@ from roundelay.transport.base import Transport
 log = logging.getLogger("roundelay")
 
 HALF = 0.5  # w: pairs meet in the middle
-PIECE = 2**16  # elements: what is subtracted is still in the cache when it is added
+PIECE = 2**17  # elements: what is subtracted is still in the cache when it is added
 DISAGREEMENT_EVERY = 8  # exchanges: |s_i - x_j| costs a pass over the weights
 
 
@@ -35,12 +35,12 @@ class ADPSGD(Strategy):
     **working** ones, which never change between them. The step holds the live lock: the optimizer applies the gradient,
     taken at the old working weights, to the live ones; then working <- live.
 
-    An exchange is pairwise averaging in difference form. The caller sends a snapshot $s_i$; the answering side computes
-    $d = s_i - x_j$ once, adds $d/2$ to its own live weights and replies with d; the caller subtracts that very $d/2$,
-    however late it comes. Both apply the same rounded numbers, so the sum over learners is conserved whatever
-    steps are taken meanwhile.
+    An exchange is pairwise averaging in difference form. The caller sends what its live weights are, $s_i$; the answering
+    side computes $d = s_i - x_j$ once, adds $d/2$ to its own live weights and replies with d; the caller subtracts that
+    very $d/2$, however late it comes. Both apply the same rounded numbers, so the sum over learners is conserved whatever
+    steps are taken meanwhile; for the same reason $s_i$ need not be of one instant, and is read without a lock.
 
-    Extra memory: live weights, the snapshot and (unless the transport shares memory) the request being served.
+    Extra memory: live weights, the difference and (unless the transport shares memory) the request being served.
 
     Args:
         mixing: its neighbours of round k say who may be called; fixed ring: successor and predecessor in turn, random
@@ -64,7 +64,7 @@ class ADPSGD(Strategy):
         super().attach(replica, transport, membership)
         self._position = membership.position(transport.rank)
         self._live = replica.flat(transport.allocate)
-        self._snapshot = Flat(self._live.views, transport.allocate)
+        self._difference = Flat(self._live.views, transport.allocate)
         self._lock = threading.Lock()  # guards the live weights and the counts below
         self._exchange: Future[None] = done()
         self._steps = self._started = self._finished = self._served = self._failed = 0
@@ -96,8 +96,6 @@ class ADPSGD(Strategy):
         self._largest_lead = max(self._largest_lead, self._lead)
         self._since_read = 0
         peer = self._next_peer() if self._exchange.done() else None
-        if peer is not None:
-            self._snapshot.storage.copy_(self._live.storage)
         self._stepping = False
         self._lock.release()
         if peer is not None:
@@ -109,8 +107,6 @@ class ADPSGD(Strategy):
         peer = self._next_peer()
         if peer is None:
             return False
-        with self._lock:
-            self._snapshot.storage.copy_(self._live.storage)
         self._call(peer)
         return True
 
@@ -118,7 +114,7 @@ class ADPSGD(Strategy):
         self._started += 1
         self._edges[peer] += 1
         exchange = self._exchange = Future()
-        reply = self.transport.call(peer, self._snapshot.storage)
+        reply = self.transport.call(peer, self._difference.storage, source=self._live.storage)
         reply.add_done_callback(lambda reply: self._replied(reply, exchange))
 
     def _next_peer(self) -> int | None:
@@ -166,12 +162,12 @@ class ADPSGD(Strategy):
 
     def _apply_reply(self) -> None:
         with self._lock:
-            for live, difference in zip(self._live.parts, self._snapshot.parts, strict=True):
+            for live, difference in zip(self._live.parts, self._difference.parts, strict=True):
                 live.sub_(difference, alpha=HALF)
             self._finished += 1
             self._exchanged()
         if self._finished % DISAGREEMENT_EVERY == 1:
-            norms = [torch.linalg.vector_norm(part) for part in self._snapshot.parts]
+            norms = [torch.linalg.vector_norm(part) for part in self._difference.parts]
             self._disagreement2 = sum(float(norm) ** 2 for norm in norms)
 
     def _exchanged(self) -> None:

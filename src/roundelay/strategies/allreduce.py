@@ -107,8 +107,7 @@ class Allreduce(Strategy):
     def _reduce(self, active: float) -> Steps:
         while self._started < len(self._buckets):
             self._start(self._buckets[self._started], active)
-        for future in self._futures:
-            yield future
+        yield from self._futures
         self._futures.clear()
         self._started = 0
         for bucket in self._buckets:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC
-from concurrent.futures import Future
 from typing import Any
 
 from roundelay.clock import Steps
@@ -13,11 +12,10 @@ from roundelay.replica import Flat, Replica
 from roundelay.topology import Mixing
 from roundelay.transport.base import Transport
 
-Futures = "Future[Any]"
-
-
 class Strategy(ABC):
-    """One way to average. A step of the learner that holds it goes
+    """One way to average.
+
+    A step of the learner that holds it goes
 
         backward -> gradient_ready(each) -> after_backward -> before_step -> optimizer.step() -> after_step
 

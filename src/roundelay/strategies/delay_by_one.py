@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Any, Literal
 
 import torch
@@ -51,8 +50,7 @@ class DelayByOne(Strategy):
 
     def before_step(self) -> Steps:
         """Bring in what was reduced meanwhile."""
-        for future in self._reducing:
-            yield future
+        yield from self._reducing
         if self.delayed == "gradients":
             self._exchange_gradients()
             return
@@ -60,8 +58,7 @@ class DelayByOne(Strategy):
             self._restarted = False
             self._sum.flat_copy(self.replica.tensors())
             self._start(active=1.0)
-            for future in self._reducing:
-                yield future
+            yield from self._reducing
         if self._reducing:
             self._sum.divide(self.membership.size)
             self._reducing = []  # if this step raises, the next one must not divide again
@@ -91,8 +88,7 @@ class DelayByOne(Strategy):
     def finish(self) -> Steps:
         """Go on contributing until nobody is active any more."""
         while True:
-            for future in self._reducing:
-                yield future
+            yield from self._reducing
             if float(self._sum.active) == 0:
                 return
             if self.delayed == "weights":

@@ -43,7 +43,9 @@ class SuperLearner(Strategy):
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Form the group; its leader joins the other leaders."""
         if membership.size % self.group_size:
-            raise StrategyError(f"group_size {self.group_size} must divide the {membership.size} learners that are here")
+            raise StrategyError(
+                f"group_size {self.group_size} must divide the {membership.size} learners that are here"
+            )
         super().attach(replica, transport, membership)
         first = membership.position(transport.rank) // self.group_size * self.group_size
         members = membership.living[first : first + self.group_size]

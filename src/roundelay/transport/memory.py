@@ -71,7 +71,9 @@ class MemoryNetwork:
 
         self.clock.call_later(self.seconds(nbytes), arrive)
 
-    def gather(self, transport: MemoryTransport, values: Tensor, members: tuple[int, ...], source: int | None) -> Future[None]:
+    def gather(
+        self, transport: MemoryTransport, values: Tensor, members: tuple[int, ...], source: int | None
+    ) -> Future[None]:
         """Join the next collective of `members`; with a `source` it is a broadcast, else a sum in order of rank."""
         number = transport.collectives.get(members, 0)
         transport.collectives[members] = number + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import weakref
@@ -52,14 +53,12 @@ class WorkFuture(Future[None]):
             super().result(timeout=SILENCE_S)
         except TimeoutError:
             self._settle(error)
-        except Exception:  # noqa: BLE001 - what the watch said is in place now
+        except Exception:
             return
 
     def _settle(self, error: BaseException | None) -> None:
-        try:
+        with contextlib.suppress(InvalidStateError):
             self.set_exception(error) if error else self.set_result(None)
-        except InvalidStateError:
-            pass
 
 
 class ProcessGroupCollectives(Collectives):

@@ -119,14 +119,16 @@ class SocketTransport(Transport):
 
     # Requests of ours ---------------------------------------------------------------------------------------------
 
-    def call(self, peer: int, buffer: Tensor) -> Future[None]:
+    def call(self, peer: int, buffer: Tensor, source: Tensor | None = None) -> Future[None]:
         """Request there, reply back into the buffer, on the lane to `peer`."""
-        return self._callers.submit(self._call, peer, buffer)
+        return self._callers.submit(self._call, peer, buffer, source)
 
-    def _call(self, peer: int, buffer: Tensor) -> None:
+    def _call(self, peer: int, buffer: Tensor, source: Tensor | None) -> None:
         with self._losing(peer), self._lane(peer) as lane:
             header = self._announce(lane, Kind.CALL, buffer)
-            self._send(lane, header, buffer)
+            if source is not None and header.shared_fd >= 0:
+                buffer.copy_(source)  # the peer answers in our memory
+            self._send(lane, header, buffer if source is None else source)
             reply = wire.receive_header(lane.connection)
             if reply.kind == Kind.REFUSED:
                 raise PeerLostError(peer, "it serves no more calls")
@@ -308,7 +310,9 @@ class SocketTransport(Transport):
                 target.copy_(self._memory.map(peer.pid, header.shared_fd, header.offset, header.nbytes))
             wire.send(connection, Header(Kind.TAKEN, 0))
         else:
-            wire.receive_into(connection, target if target is not None else torch.empty(header.nbytes, dtype=torch.uint8))
+            wire.receive_into(
+                connection, target if target is not None else torch.empty(header.nbytes, dtype=torch.uint8)
+            )
             self.traffic.received(header.nbytes)
         self._swaps.received(header.round, peer.rank)
 

@@ -22,7 +22,7 @@ class SoloTransport(Transport):
         assert not incoming
         return done()
 
-    def call(self, peer: int, buffer: Tensor) -> Future[None]:
+    def call(self, peer: int, buffer: Tensor, source: Tensor | None = None) -> Future[None]:
         """Never asked for: a mixing of one learner has no neighbours."""
         raise AssertionError(f"there is no learner {peer} in a world of one")
 

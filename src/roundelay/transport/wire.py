@@ -101,7 +101,9 @@ def connect(address: tuple[str, int], mine: Hello, expected: int, secret: bytes)
         answer = _receive(connection, _HELLO.size + 32)
         theirs = _checked(secret, b"answerer", challenge + hello, answer)
         if theirs.rank != expected:
-            raise HandshakeError(f"expected learner {expected} at {address[0]}:{address[1]}, found learner {theirs.rank}")
+            raise HandshakeError(
+                f"expected learner {expected} at {address[0]}:{address[1]}, found learner {theirs.rank}"
+            )
     except BaseException:
         connection.close()
         raise
@@ -149,7 +151,7 @@ def send(connection: socket.socket, header: Header, payload: Tensor | None = Non
         connection.sendall(packed)
         return len(packed)
     connection.sendall(packed, socket.MSG_MORE)
-    connection.sendall(memoryview(payload.numpy()))
+    connection.sendall(_bytes(payload))
     return len(packed) + payload.nbytes
 
 
@@ -163,7 +165,7 @@ def receive_header(connection: socket.socket) -> Header:
 
 def receive_into(connection: socket.socket, buffer: Tensor) -> None:
     """Fill `buffer`, in as few calls as the kernel allows."""
-    view = memoryview(buffer.numpy())
+    view = _bytes(buffer)
     while view:
         count = connection.recv_into(view, 0, socket.MSG_WAITALL)
         if count == 0:
@@ -179,3 +181,7 @@ def _receive(connection: socket.socket, nbytes: int) -> bytes:
             raise ConnectionError("the connection was closed")
         data += piece
     return data
+
+
+def _bytes(buffer: Tensor) -> memoryview:
+    return memoryview(buffer.numpy())  # type: ignore[arg-type]  # NumPy says so from Python 3.12 on

@@ -1,0 +1,123 @@
+"""`roundelay bench`: speed as ratios measured in one run against no communication and against torch's DDP."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from roundelay.cli.arguments import duration, output_path, positive_int
+from roundelay.errors import UsageError
+
+if TYPE_CHECKING:
+    from roundelay.bench.cases import Case
+    from roundelay.bench.throughput import Row
+
+PARAMETERS = (1_000_000, 10_000_000)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "what",
+        metavar="WHAT",
+        choices=("throughput", "stragglers"),
+        help="throughput: equally fast learners; stragglers: one of them slower",
+    )
+    add = parser.add_argument
+    add("--slow", type=_slow, metavar="LEARNER:FACTOR", help="stragglers: who is slower and how much (default 0:10)")
+    add("--learners", type=positive_int, default=4, metavar="N", help="processes (default 4)")
+    add(
+        "--parameters", type=_counts, default=PARAMETERS, metavar="COUNTS", help="of the model: 1M, or 1M,10M (default)"
+    )
+    add(
+        "--compute",
+        choices=("emulated", "lstm"),
+        default="emulated",
+        help="sleep as an accelerator would, or a real LSTM",
+    )
+    add("--seconds", type=duration, default=4.0, metavar="TIME", help="per case and repetition (default 4s)")
+    add("--repetitions", type=positive_int, default=5, metavar="R", help="interleaved (default 5)")
+    add("--plot", type=output_path, metavar="FILE", help="bar chart (.svg, .png, .pdf)")
+    add("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, with a progress bar on stderr, and print."""
+    from roundelay.bench import throughput
+
+    if args.slow and args.what == "throughput":
+        raise UsageError("--slow goes with `bench stragglers`")
+    if args.learners < 2:
+        raise UsageError(f"a benchmark of communication needs at least 2 learners, got {args.learners}")
+    learner, factor = (args.slow or (0, 10.0)) if args.what == "stragglers" else (0, 1.0)
+    if learner >= args.learners:
+        raise UsageError(f"--slow names learner {learner}, but there are {args.learners}, numbered from 0")
+    cases = throughput.cases_for(args.parameters, slow=factor, slow_learner=learner, compute=args.compute)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("starting learners", total=len(cases) * args.repetitions)
+
+        def progress(case: Case) -> None:
+            bar.update(task, advance=1, description=f"{case.strategy} {case.parameters / 1e6:g} M")
+
+        rows = throughput.run(
+            cases, learners=args.learners, seconds=args.seconds, repetitions=args.repetitions, progress=progress
+        )
+    if args.plot:
+        from roundelay.plots.bench import plot_rows
+
+        plot_rows(rows, args.plot)
+    if args.json:
+        document = {
+            "rows": [dataclasses.asdict(row) for row in rows],
+            "learners": args.learners,
+            "seconds": args.seconds,
+            "repetitions": args.repetitions,
+            "machine": throughput.machine(),
+        }
+        print(json.dumps(document, indent=2))
+        return
+    Console().print(_table(rows))
+    if args.plot:
+        print(f"plotted to {args.plot}")
+
+
+def _table(rows: list[Row]) -> Table:
+    slow = f", one learner {rows[0].slow:g} times slower" if rows[0].slow > 1 else ""
+    table = Table(title=f"steps per second of all learners, medians{slow}", title_justify="left")
+    table.add_column("strategy", no_wrap=True)
+    for heading in ("params", "steps/s", "/ none", "/ DDP", "/ ideal", "exch."):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        name = " ".join(filter(None, (row.strategy, row.topology, f"({row.transport})" if row.transport else None)))
+        ratios = [f"{value:.2f}" for value in (row.ratio_to_none, row.ratio_to_ddp, row.ratio_to_ideal)]
+        exchanges = f"{row.exchanges_per_step:.2f}" if row.exchanges_per_step else "-"
+        table.add_row(name, f"{row.parameters / 1e6:g} M", f"{row.total_steps_per_s:.1f}", *ratios, exchanges)
+    return table
+
+
+def _slow(text: str) -> tuple[int, float]:
+    match = re.fullmatch(r"(\d+):(\d+(?:\.\d+)?)", text)
+    if not match or float(match[2]) < 1:
+        raise argparse.ArgumentTypeError(
+            f"needs LEARNER:FACTOR with a factor of at least 1, such as 0:10, got '{text}'"
+        )
+    return int(match[1]), float(match[2])
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    counts = []
+    for word in text.split(","):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(M|K|)", word.strip())
+        count = int(float(match[1]) * {"M": 1e6, "K": 1e3, "": 1}[match[2]]) if match else 0
+        if count < 1000:
+            raise argparse.ArgumentTypeError(f"needs parameter counts of at least 1000, such as 1M,10M, got '{text}'")
+        counts.append(count)
+    return tuple(counts)

@@ -144,7 +144,6 @@ OPTIMIZERS = {
 }
 
 
-
 @pytest.mark.parametrize("kind", ["plain", "groups", "channels_last"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_steps_on_lent_weights_as_on_its_own(name, kind):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -53,6 +54,9 @@ class Learner:
         self._began = time.perf_counter()
         self._accumulating = self._closed = False
         self._backward: int | None = None  # the backward pass whose gradients are being reduced
+        # The step under way: a subclass's step() that calls super().step() has the hooks run for both.
+        self._step_frame: FrameType | None = None
+        self._inner_steps = 0
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         try:
             self._begin()
@@ -163,6 +167,11 @@ class Learner:
         self._run(self.strategy.after_backward())
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        caller = sys._getframe(1)
+        if self._step_frame is not None and self._step_frame in _callers(caller):
+            self._inner_steps += 1
+            return
+        self._step_frame, self._inner_steps = caller, 0
         if any(callable(argument) for argument in (*args, *kwargs.values())):
             raise StrategyError(
                 "optimizer.step() was given a closure; compute the gradient first and call step() without one"
@@ -171,6 +180,10 @@ class Learner:
         self._run(self.strategy.before_step())
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._inner_steps:
+            self._inner_steps -= 1
+            return
+        self._step_frame = None
         self._run(self.strategy.after_step())
         self.steps += 1
 
@@ -248,6 +261,12 @@ class Learner:
         for handle in self._handles:
             handle.remove()
         self.transport.close(failure)
+
+
+def _callers(frame: FrameType) -> Iterator[FrameType]:
+    while frame.f_back is not None:
+        frame = frame.f_back
+        yield frame
 
 
 def _check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:

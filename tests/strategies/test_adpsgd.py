@@ -183,7 +183,14 @@ def test_staleness_and_lead_of_a_schedule_worked_out_by_hand():
     )
     train(clock, network, learners, [3, 2])
     first, second = (learner.strategy.metrics() for learner in learners)
-    names = ["exchanges_started", "exchanges_finished", "exchanges_served", "staleness_mean", "staleness_max", "lead_max"]
+    names = [
+        "exchanges_started",
+        "exchanges_finished",
+        "exchanges_served",
+        "staleness_mean",
+        "staleness_max",
+        "lead_max",
+    ]
     assert [first[name] for name in names] == [3, 3, 1, 1.0, 2, 1]
     assert [second[name] for name in names] == [1, 1, 3, 2.0, 3, 1]
     assert first["exchanges_per_step"] == 1.0

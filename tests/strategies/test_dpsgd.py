@@ -49,7 +49,9 @@ def test_how_long_steps_and_messages_take_changes_nothing(times, latency_s):
 
 def test_equal_seeds_give_equal_bits():
     def result():
-        clock, _, learners = world([DPSGD(random_ring(5, seed=1)) for _ in range(5)], compute_s=lambda r, k: 1 + 0.1 * r)
+        clock, _, learners = world(
+            [DPSGD(random_ring(5, seed=1)) for _ in range(5)], compute_s=lambda r, k: 1 + 0.1 * r
+        )
         run(clock, learners, STEPS)
         return weights(learners)
 

@@ -304,7 +304,9 @@ def test_a_reply_that_cannot_be_sent_is_undone():
         assert undone == [(1, [9] * 4)]
 
 
-@pytest.mark.parametrize("garbage", [b"\xff" * 32, Header(Kind.CALL, 2**50).pack(), b"abc"], ids=["kind", "size", "short"])
+@pytest.mark.parametrize(
+    "garbage", [b"\xff" * 32, Header(Kind.CALL, 2**50).pack(), b"abc"], ids=["kind", "size", "short"]
+)
 def test_garbage_on_a_lane_ends_that_connection_and_nothing_else(garbage, caplog):
     with loopback(2) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):
         a.serve(lambda peer, buffer: buffer.add_(1))

@@ -1,0 +1,500 @@
+import copy
+import logging
+import threading
+
+import numpy as np
+import pytest
+import torch
+from loopback import PATIENCE_S, loopback, outcomes, together
+from torch import nn
+
+from roundelay.errors import PeerLostError, StrategyError
+from roundelay.learner import Learner
+from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, SuperLearner
+from roundelay.topology import random_ring, ring
+from roundelay.transport.solo import SoloTransport
+
+STRATEGIES = {
+    "allreduce": lambda size: Allreduce(),
+    "dpsgd": lambda size: DPSGD(random_ring(size)),
+    "adpsgd": lambda size: ADPSGD(random_ring(size)),
+    "delay-by-one": lambda size: DelayByOne(),
+    "delayed-gradients": lambda size: DelayByOne("gradients"),
+}
+every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+
+
+def seeded(module, seed):
+    """Weights from a generator of their own: threads share torch's."""
+    rng = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        parameter.data.copy_(0.5 * torch.randn(parameter.shape, generator=rng))
+    return module
+
+
+def mlp(seed=0, **kwargs):
+    module = nn.Sequential(nn.Linear(4, 8, **kwargs), nn.Tanh(), nn.Linear(8, 2, **kwargs))
+    return seeded(module, seed)
+
+
+def batch(rank, step, dtype=torch.float32):
+    rng = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(6, 4, generator=rng, dtype=dtype), torch.randn(6, 2, generator=rng, dtype=dtype)
+
+
+def loss_of(module, rank, step, dtype=torch.float32):
+    x, y = batch(rank, step, dtype)
+    return nn.functional.mse_loss(module(x), y)
+
+
+def flat(module):
+    return nn.utils.parameters_to_vector(module.parameters()).detach().double().numpy()
+
+
+def solo(strategy=None, module=None, optimizer=None):
+    module = module or mlp()
+    optimizer = optimizer or torch.optim.SGD(module.parameters(), lr=0.1)
+    return Learner(module, optimizer, strategy or DPSGD(ring(1)), SoloTransport())
+
+
+def train_together(size, strategy, steps=10, seeds=None, lr=0.1):
+    """Every learner's module after a plain loop."""
+    with loopback(size) as transports:
+
+        def work(rank):
+            module = mlp(seed=rank if seeds is None else seeds[rank], dtype=torch.float64)
+            optimizer = torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9)
+            with Learner(module, optimizer, strategy(size), transports[rank]):
+                for step in range(steps):
+                    loss_of(module, rank, step, torch.float64).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return module
+
+        return together(size, work)
+
+
+# One learner ------------------------------------------------------------------------------------------------------------
+
+
+@every_strategy
+def test_a_world_of_one_is_plain_training(name):
+    if name == "delayed-gradients":
+        pytest.skip("its first step is zero by definition")
+    plain, alone = mlp(), mlp()
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (plain, alone)]
+    with Learner(alone, optimizers[1], STRATEGIES[name](1), SoloTransport()):
+        for step in range(10):
+            for module, optimizer in zip((plain, alone), optimizers, strict=True):
+                loss_of(module, 0, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    np.testing.assert_allclose(flat(alone), flat(plain), rtol=1e-6, atol=1e-7)
+
+
+def test_closures_are_refused_and_leave_no_lock_behind():
+    learner = solo(ADPSGD(ring(1)))
+    with learner, pytest.raises(StrategyError, match="closure"):
+        learner.optimizer.step(lambda: 1.0)
+    assert not learner.strategy._lock.locked()
+
+
+def test_lbfgs_is_refused():
+    module = mlp()
+    with pytest.raises(StrategyError, match="LBFGS"):
+        solo(module=module, optimizer=torch.optim.LBFGS(module.parameters()))
+
+
+def test_an_optimizer_of_another_module_is_refused():
+    with pytest.raises(StrategyError, match="none of the module's parameters"):
+        solo(optimizer=torch.optim.SGD(mlp().parameters(), lr=0.1))
+
+
+@every_strategy
+def test_a_step_that_raises_can_be_followed_by_others(name):
+    module = mlp()
+
+    class Moody(torch.optim.SGD):
+        angry = False
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            if self.angry:
+                raise MemoryError("not today")
+            return super().step(closure)
+
+    optimizer = Moody(module.parameters(), lr=0.1)
+    with solo(STRATEGIES[name](1), module, optimizer) as learner:
+        for step in range(6):
+            optimizer.angry = step == 3
+            loss_of(module, 0, step).backward()
+            if optimizer.angry:
+                with pytest.raises(MemoryError):
+                    optimizer.step()
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+        assert learner.steps == 5
+    if name == "adpsgd":
+        assert not learner.strategy._lock.locked()
+
+
+@every_strategy
+def test_steps_that_a_grad_scaler_skips_are_no_steps(name):
+    module = mlp()
+    before = flat(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with solo(STRATEGIES[name](1), module, optimizer) as learner:
+        scaler.scale(loss_of(module, 0, 0) * torch.inf).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert learner.steps == 0
+        assert scaler.get_scale() == 2.0
+        for step in (1, 2):
+            scaler.scale(loss_of(module, 0, step)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        assert learner.steps == 2
+    assert np.isfinite(flat(module)).all()
+    assert not np.array_equal(flat(module), before)
+
+
+def test_a_learning_rate_schedule_goes_on_as_always():
+    plain, alone = mlp(), mlp()
+    results = []
+    for module, hooked in ((plain, False), (alone, True)):
+        optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+        learner = Learner(module, optimizer, ADPSGD(ring(1)), SoloTransport()) if hooked else None
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
+        for step in range(6):
+            loss_of(module, 0, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        if learner:
+            learner.close()
+        results.append((schedule.get_last_lr(), flat(module)))
+    assert results[0][0] == results[1][0] == [pytest.approx(1e-3)]
+    np.testing.assert_allclose(results[1][1], results[0][1], rtol=1e-6, atol=1e-7)
+
+
+def test_metrics_tell_steps_seconds_and_what_the_strategy_knows():
+    with solo(ADPSGD(ring(1))) as learner:
+        for step in range(3):
+            loss_of(learner.module, 0, step).backward()
+            learner.optimizer.step()
+        metrics = learner.metrics()
+    assert metrics["steps"] == 3
+    assert metrics["step_s"] == pytest.approx(metrics["compute_s"] + metrics["wait_s"] + metrics["mix_s"])
+    assert {
+        "bytes_sent",
+        "bytes_received",
+        "exchanges_per_step",
+        "staleness_mean",
+        "staleness_max",
+        "lead",
+        "spread",
+    } <= set(metrics)
+
+
+def test_the_state_survives_a_restart():
+    first = solo(DPSGD(ring(1)))
+    for step in range(3):
+        loss_of(first.module, 0, step).backward()
+        first.optimizer.step()
+    state = copy.deepcopy(first.state_dict())
+    first.close()
+    second = solo(DPSGD(ring(1)), mlp(seed=5))
+    second.module.load_state_dict(first.module.state_dict())
+    second.load_state_dict(state)
+    assert second.state_dict() == state == {"steps": 3, "strategy": {"round": 3}}
+    loss_of(second.module, 0, 3).backward()
+    second.optimizer.step()
+    expected = (
+        flat(first.module) - 0.1 * nn.utils.parameters_to_vector([p.grad for p in second.module.parameters()]).numpy()
+    )
+    np.testing.assert_allclose(flat(second.module), expected, rtol=1e-6, atol=1e-7)
+    second.close()
+
+
+def test_after_close_the_optimizer_is_the_users_again():
+    learner = solo(ADPSGD(ring(1)))
+    learner.close()
+    learner.close()
+    loss_of(learner.module, 0, 0).backward()
+    learner.optimizer.step()
+    assert learner.steps == 0
+
+
+def test_a_backward_that_raised_is_never_followed_by_solo_steps():
+    module = mlp()
+    with solo(Allreduce(), module) as learner:
+        hook = module[0].weight.register_hook(lambda gradient: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss_of(module, 0, 0).backward()
+        hook.remove()
+        with pytest.raises(StrategyError, match="let that exception end the training loop"):
+            loss_of(module, 0, 1).backward()
+        learner._abort(RuntimeError("given up"))
+
+
+def test_accumulated_gradients_are_reduced_once():
+    module = mlp()
+    calls = []
+    strategy = Allreduce()
+    with solo(strategy, module) as learner:
+        transport = learner.transport
+        inner = transport.all_reduce
+        transport.all_reduce = lambda values, members: (calls.append(1), inner(values, members))[1]
+        with learner.accumulate():
+            for step in range(3):
+                loss_of(module, 0, step).backward()
+        assert calls == []
+        loss_of(module, 0, 3).backward()
+        assert len(calls) == len(strategy._buckets)
+        transport.all_reduce = inner
+    reference = mlp()
+    for step in range(4):
+        loss_of(reference, 0, step).backward()
+    for ours, theirs in zip(module.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+# Several learners -----------------------------------------------------------------------------------------------------
+
+
+@every_strategy
+def test_everyone_starts_with_the_weights_and_buffers_of_learner_0(name):
+    with loopback(3) as transports:
+
+        def work(rank):
+            module = seeded(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), seed=rank)
+            module[0].bias.requires_grad_(False)
+            module[1].running_mean.fill_(rank)
+            module.register_buffer("flags", torch.tensor([rank == 0, True]))
+            optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
+            with Learner(module, optimizer, STRATEGIES[name](3), transports[rank]):
+                return {key: value.clone() for key, value in module.state_dict().items()}
+
+        first, *others = together(3, work)
+    for other in others:
+        assert all(torch.equal(first[key], other[key]) for key in first)
+    assert first["flags"].tolist() == [True, True]
+
+
+def test_allreduce_is_training_on_all_batches_at_once():
+    modules = train_together(3, lambda size: Allreduce())
+    reference = mlp(seed=0, dtype=torch.float64)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    for step in range(10):
+        (sum(loss_of(reference, rank, step, torch.float64) for rank in range(3)) / 3).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for module in modules:
+        np.testing.assert_allclose(flat(module), flat(reference), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("mixing", [ring, random_ring])
+def test_dpsgd_over_sockets_equals_the_matrix_recursion(mixing):
+    modules = train_together(4, lambda size: DPSGD(mixing(size)))
+    models = [mlp(seed=0, dtype=torch.float64) for _ in range(4)]
+    V = np.zeros((4, len(flat(models[0]))))
+    for k in range(10):
+        G = []
+        for rank, model in enumerate(models):
+            model.zero_grad()
+            loss_of(model, rank, k, torch.float64).backward()
+            G.append(nn.utils.parameters_to_vector([p.grad for p in model.parameters()]).numpy())
+        V = 0.9 * V + np.stack(G)
+        X = mixing(4).matrix(k) @ np.stack([flat(m) for m in models]) - 0.1 * V
+        for row, model in zip(X, models, strict=True):
+            nn.utils.vector_to_parameters(torch.tensor(row), model.parameters())
+    np.testing.assert_allclose(np.stack([flat(m) for m in modules]), X, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("between", [lambda: DPSGD(ring(2)), lambda: ADPSGD(ring(2)), DelayByOne])
+def test_members_of_a_group_stay_bit_identical(between):
+    X = np.stack([flat(module) for module in train_together(4, lambda size: SuperLearner(between(), 2))])
+    assert np.array_equal(X[0], X[1])
+    assert np.array_equal(X[2], X[3])
+    assert not np.array_equal(X[0], X[2])
+
+
+@every_strategy
+def test_learners_with_unequal_numbers_of_batches_all_end(name):
+    with loopback(3) as transports:
+
+        def work(rank):
+            module = mlp()
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            with Learner(module, optimizer, STRATEGIES[name](3), transports[rank]) as learner:
+                for step in range(2 + 3 * rank):
+                    loss_of(module, rank, step).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return learner.steps
+
+        assert together(3, work) == [2, 5, 8]
+
+
+def test_clipping_sees_the_mean_gradient():
+    with loopback(2) as transports:
+
+        def work(rank):
+            module = nn.Linear(1, 1, bias=False)
+            optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+            with Learner(module, optimizer, Allreduce(), transports[rank]):
+                (module.weight.sum() * [10.0, -4.0][rank]).backward()
+                return float(nn.utils.clip_grad_norm_(module.parameters(), 1e9))
+
+        assert together(2, work) == [3.0, 3.0]
+
+
+def test_a_grad_scaler_skips_the_step_everywhere_when_one_learner_overflows():
+    with loopback(2) as transports:
+
+        def work(rank):
+            module = mlp()
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+            with Learner(module, optimizer, Allreduce(), transports[rank]) as learner:
+                for step in range(3):
+                    overflow = torch.inf if (rank, step) == (1, 1) else 1.0
+                    scaler.scale(loss_of(module, rank, step) * overflow).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+                    optimizer.zero_grad()
+                return learner.steps, scaler.get_scale(), flat(module).tolist()
+
+        first, second = together(2, work)
+    assert first == second
+    assert first[:2] == (2, 2.0)
+
+
+def test_a_skipped_step_of_one_learner_is_a_round_that_others_wait_for():
+    """Synchronous learners count steps: who skips one ends one earlier, and still answers."""
+    with loopback(2) as transports:
+
+        def work(rank):
+            module = mlp()
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            with Learner(module, optimizer, DPSGD(ring(2)), transports[rank]) as learner:
+                for step in range(5):
+                    loss_of(module, rank, step).backward()
+                    if (rank, step) != (1, 2):
+                        optimizer.step()
+                    optimizer.zero_grad()
+            return learner.steps
+
+        assert together(2, work) == [5, 4]
+
+
+# Mistakes and deaths --------------------------------------------------------------------------------------------------
+
+
+@every_strategy
+def test_modules_that_differ_are_refused_by_all_learners(name):
+    with loopback(3) as transports:
+
+        def work(rank):
+            module = nn.Linear(4, 3 if rank == 2 else 2)
+            Learner(module, torch.optim.SGD(module.parameters(), lr=0.1), STRATEGIES[name](3), transports[rank])
+
+        errors = outcomes(3, work)
+    for error in errors:
+        assert isinstance(error, StrategyError)
+        assert "the module of learner 2 differs from learner 0's" in str(error)
+
+
+def test_a_mistake_of_one_learner_at_the_start_reaches_the_others():
+    with loopback(2) as transports:
+
+        def work(rank):
+            module = mlp()
+            kind = torch.optim.LBFGS if rank == 1 else torch.optim.SGD
+            Learner(module, kind(module.parameters(), lr=0.1), ADPSGD(ring(2)), transports[rank])
+
+        first, second = outcomes(2, work)
+    assert isinstance(second, StrategyError)
+    assert isinstance(first, PeerLostError)
+    assert "LBFGS" in str(first)
+
+
+@pytest.mark.parametrize("name", ["allreduce", "dpsgd", "delay-by-one", "delayed-gradients"])
+def test_an_exception_in_the_loop_ends_synchronous_peers_who_hear_why(name):
+    with loopback(3) as transports:
+
+        def work(rank):
+            module = mlp()
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            with Learner(module, optimizer, STRATEGIES[name](3), transports[rank]):
+                for step in range(1000):
+                    if (rank, step) == (1, 4):
+                        raise ZeroDivisionError("bad batch")
+                    loss_of(module, rank, step).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        errors = outcomes(3, work)
+    assert isinstance(errors[1], ZeroDivisionError)
+    for rank in (0, 2):
+        assert isinstance(errors[rank], PeerLostError)
+        assert "ZeroDivisionError: bad batch" in str(errors[rank])
+
+
+def test_an_exception_in_the_loop_of_one_asynchronous_learner_is_survived_and_logged(caplog):
+    died = threading.Event()
+    with loopback(3) as transports, caplog.at_level(logging.WARNING, "roundelay"):
+
+        def work(rank):
+            module = mlp()
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            with Learner(module, optimizer, ADPSGD(random_ring(3)), transports[rank]) as learner:
+                for step in range(40):
+                    if rank == 1 and step == 4:
+                        died.set()
+                        raise ZeroDivisionError("bad batch")
+                    if step == 20:
+                        assert died.wait(PATIENCE_S)
+                    loss_of(module, rank, step).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                return learner.steps
+
+        first, second, third = outcomes(3, work)
+    assert first == third == 40
+    assert isinstance(second, ZeroDivisionError)
+    assert "has lost learner 1: it gave up (ZeroDivisionError: bad batch)" in caplog.text
+
+
+def test_peers_lost_in_two_threads_at_once_are_both_taken_out():
+    learner = solo()
+    learner.membership = type(learner.membership).of(64)
+    together(8, lambda rank: [learner._lost(peer, "test") for peer in range(8 * rank, 8 * rank + 8)])
+    assert learner.membership.living == ()
+    assert learner.membership.generation == 64
+    learner.close()
+
+
+def test_what_failed_in_the_background_is_raised_at_the_next_step():
+    with loopback(2) as transports:
+
+        def work(rank):
+            module = mlp()
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            with Learner(module, optimizer, ADPSGD(ring(2)), transports[rank]) as learner:
+                if rank == 1:
+                    learner.strategy._answer = None
+                    learner.transport.serve(lambda peer, request: 1 / 0)
+                for step in range(2000):
+                    loss_of(module, rank, step).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                return learner.steps
+
+        first, second = outcomes(2, work)
+    assert isinstance(second, ZeroDivisionError)
+    assert first == 2000

@@ -213,7 +213,7 @@ def test_who_has_finished_answers_with_its_final_weights_until_all_have(share_me
 
 
 def test_learners_with_different_mixings_are_told_instead_of_waiting():
-    with loopback(3) as (a, b, c):
+    with loopback(3) as (a, _, c):
         waiting = a.swap(0, a.allocate(8), {1: a.allocate(8)})
         c.swap(0, c.allocate(8), {0: c.allocate(8)})
         assert isinstance(waiting.exception(PATIENCE_S), StrategyError)
@@ -321,15 +321,19 @@ def test_garbage_on_a_lane_ends_that_connection_and_nothing_else(garbage, caplog
     assert len(caplog.records) == (len(garbage) > 3)
 
 
+def _knock(stranger, knock):
+    with contextlib.suppress(OSError):  # the learner may be faster than we
+        stranger.sendall(knock)
+        stranger.shutdown(socket.SHUT_WR)
+        while stranger.recv(1000):
+            pass
+
+
 @pytest.mark.parametrize("knock", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, os.urandom(500)])
 def test_strangers_at_the_door_are_sent_away(knock, caplog):
     with loopback(2) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):
         with socket.create_connection(a._listener.getsockname()[:2], timeout=PATIENCE_S) as stranger:
-            with contextlib.suppress(OSError):  # it may be faster than we
-                stranger.sendall(knock)
-                stranger.shutdown(socket.SHUT_WR)
-                while stranger.recv(1000):
-                    pass
+            _knock(stranger, knock)
         a.serve(lambda peer, buffer: buffer.add_(1))
         b.call(0, b.allocate(8)).result(PATIENCE_S)
         a.check()
@@ -368,7 +372,8 @@ def test_close_leaves_no_thread_and_no_file_behind_and_may_be_called_again(share
 
         together(3, work)
         assert set(threading.enumerate()) == threads
-    del transport, transports, work
+    del transport, work
+    transports.clear()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == files
 

@@ -95,7 +95,7 @@ def test_close_wakes_who_waits():
 def test_learners_with_different_mixings_are_told():
     swaps, _ = board()
     swaps.post(4, buffers(1), Future())
-    with pytest.raises(StrategyError, match="learner 2 swaps with us in round 4, .* same mixing with the same seed"):
+    with pytest.raises(StrategyError, match=r"learner 2 swaps with us in round 4, .* same mixing with the same seed"):
         swaps.target(4, 2)
 
 

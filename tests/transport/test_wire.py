@@ -94,7 +94,7 @@ def test_a_proof_cannot_be_sent_back_to_its_maker():
 def test_another_learner_than_expected_is_refused():
     with (
         answering(rank=2) as (address, _),
-        pytest.raises(HandshakeError, match="expected learner 1 .* found learner 2"),
+        pytest.raises(HandshakeError, match=r"expected learner 1 .* found learner 2"),
     ):
         wire.connect(address, mine(), 1, SECRET)
 

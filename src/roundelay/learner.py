@@ -67,10 +67,11 @@ class Learner:
     def _begin(self) -> None:
         _check_optimizer(self.optimizer, self.module)
         self.replica = Replica(self.module)
+        everyone = self.membership  # also who leaves before we are attached: the mixing is laid over those who began
         self.transport.on_lost(self._lost)
-        self._agree_on_module()
-        self._take_first_weights()
-        self.strategy.attach(self.replica, self.transport, self.membership)
+        self._agree_on_module(everyone.living)
+        self._take_first_weights(everyone.living)
+        self.strategy.attach(self.replica, self.transport, everyone)
         self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
         if self.strategy.reduces_gradients:
@@ -209,16 +210,16 @@ class Learner:
 
     # Beginning and end -----------------------------------------------------------------------------------------------------
 
-    def _agree_on_module(self) -> None:
+    def _agree_on_module(self, members: tuple[int, ...]) -> None:
         """Raise StrategyError unless all learners have a module of the same shape: anything else would mix up weights."""
         shape = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in self.module.named_parameters()]
         shape += [(name, tuple(b.shape), str(b.dtype), False) for name, b in self.module.named_buffers()]
         digest = torch.tensor(list(hashlib.sha256(repr(shape).encode()).digest()), dtype=torch.int64)
         first = digest.clone()
-        self._wait_for(self.transport.broadcast(first, 0, self.membership.living))
+        self._wait_for(self.transport.broadcast(first, 0, members))
         differing = torch.zeros(self.transport.size, dtype=torch.int64)
         differing[self.transport.rank] = int(not torch.equal(first, digest))
-        self._wait_for(self.transport.all_reduce(differing, self.membership.living))
+        self._wait_for(self.transport.all_reduce(differing, members))
         if differing.any():
             who = ", ".join(map(str, differing.nonzero().flatten().tolist()))
             raise StrategyError(
@@ -226,12 +227,12 @@ class Learner:
                 "build the same module everywhere"
             )
 
-    def _take_first_weights(self) -> None:
+    def _take_first_weights(self, members: tuple[int, ...]) -> None:
         tensors: list[Tensor] = [p.detach() for p in self.module.parameters()] + list(self.module.buffers())
         flat = Flat(tensors, on=tensors[0].device)
         flat.read(tensors)
         # As bytes, for not every engine knows every dtype.
-        self._wait_for(self.transport.broadcast(flat.storage, 0, self.membership.living))
+        self._wait_for(self.transport.broadcast(flat.storage, 0, members))
         flat.write(tensors)
 
     @staticmethod

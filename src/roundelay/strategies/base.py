@@ -12,6 +12,7 @@ from roundelay.replica import Flat, Replica
 from roundelay.topology import Mixing
 from roundelay.transport.base import Transport
 
+
 class Strategy(ABC):
     """One way to average.
 

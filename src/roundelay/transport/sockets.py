@@ -83,6 +83,7 @@ class SocketTransport(Transport):
         self._threads: set[threading.Thread] = set()
         self._state = threading.RLock()
         self._lost: dict[int, str] = {}
+        self._owing_nothing: set[int] = set()  # of those, who left in order: what they had begun with us will end
         self._dependents: list[tuple[tuple[int, ...], Future[None]]] = []
         self._failure: BaseException | None = None
         self._closed = False
@@ -341,12 +342,16 @@ class SocketTransport(Transport):
         return future
 
     def _depending_on(self, peers: tuple[int, ...], future: Future[None] | None = None) -> Future[None]:
-        """`future` (or a new one), failed now or later if one of `peers` is lost."""
+        """`future` (or a new one), failed now or later if one of `peers` is lost.
+
+        One that is under way already is not failed by a peer that has done its part and left in the meantime.
+        """
+        harmless: set[int] = self._owing_nothing if future else set()
         future = Future() if future is None else future
         with self._state:
             self._dependents = [entry for entry in self._dependents if not entry[1].done()]
             self._dependents.append((peers, future))
-            lost = next((peer for peer in peers if peer in self._lost), None)
+            lost = next((peer for peer in peers if peer in self._lost and peer not in harmless), None)
         if self._failure:
             _settle(future, self._failure)
         elif lost is not None:
@@ -366,6 +371,8 @@ class SocketTransport(Transport):
         with self._state:
             known = peer in self._lost
             self._lost.setdefault(peer, reason)
+            if owes_nothing and not known:
+                self._owing_nothing.add(peer)
             if known or self._closed:
                 return
             connections = [connection for connection, whose in self._accepted.items() if whose == peer]

@@ -45,7 +45,7 @@ def scatter(learners, seed=0):
                 parameter.copy_(torch.tensor(rng.standard_normal(parameter.shape)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     paces=st.lists(st.floats(0.01, 3.0), min_size=4, max_size=4),
     jitter=st.lists(st.floats(0.0, 1.0), min_size=7, max_size=7),

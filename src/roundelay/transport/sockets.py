@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from roundelay.errors import HandshakeError, PeerLostError
+from roundelay.membership.pulse import BEAT_S
 from roundelay.transport import shared, wire
 from roundelay.transport.base import Collectives, Handler, Transport
 from roundelay.transport.swaps import SwapBoard
@@ -82,6 +83,7 @@ class SocketTransport(Transport):
         self._accepted: dict[socket.socket, int | None] = {}  # whose it is, once the handshake has told
         self._threads: set[threading.Thread] = set()
         self._state = threading.RLock()
+        self._news = threading.Condition(self._state)
         self._lost: dict[int, str] = {}
         self._owing_nothing: set[int] = set()  # of those, who left in order: what they had begun with us will end
         self._dependents: list[tuple[tuple[int, ...], Future[None]]] = []
@@ -198,6 +200,8 @@ class SocketTransport(Transport):
         except PeerLostError:
             raise
         except OSError as error:
+            with self._state:  # the watch may know in a moment why: it has left, or died, or said what went wrong
+                self._news.wait_for(lambda: peer in self._lost or self._closed, timeout=BEAT_S)
             self._lose(peer, f"its connection broke ({error.strerror or error})")
             raise PeerLostError(peer, self._lost[peer]) from error
 
@@ -371,6 +375,7 @@ class SocketTransport(Transport):
         with self._state:
             known = peer in self._lost
             self._lost.setdefault(peer, reason)
+            self._news.notify_all()
             if owes_nothing and not known:
                 self._owing_nothing.add(peer)
             if known or self._closed:
@@ -406,6 +411,7 @@ class SocketTransport(Transport):
             if self._closed:
                 return
             self._closed = True
+            self._news.notify_all()
         self.serve(None)
         self._watch.close(failure)
         with self._state:

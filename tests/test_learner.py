@@ -409,6 +409,29 @@ def test_modules_that_differ_are_refused_by_all_learners(name):
         assert "the module of learner 2 differs from learner 0's" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (lambda: DPSGD(random_ring(4, seed=1)), lambda: DPSGD(random_ring(4, seed=2))),
+        (lambda: DPSGD(ring(4)), lambda: ADPSGD(ring(4))),
+        (DelayByOne, lambda: DelayByOne("gradients")),
+        (lambda: SuperLearner(DPSGD(ring(4)), 1), lambda: SuperLearner(DPSGD(ring(1)), 4)),
+    ],
+)
+def test_strategies_that_differ_are_refused_by_all_learners_instead_of_waiting_for_ever(ours, theirs):
+    with loopback(4) as transports:
+
+        def work(rank):
+            module = mlp()
+            strategy = theirs() if rank == 1 else ours()
+            Learner(module, torch.optim.SGD(module.parameters(), lr=0.1), strategy, transports[rank])
+
+        errors = outcomes(4, work)
+    for error in errors:
+        assert isinstance(error, StrategyError)
+        assert "the strategy of learner 1 differs from learner 0's" in str(error)
+
+
 def test_a_mistake_of_one_learner_at_the_start_reaches_the_others():
     with loopback(2) as transports:
 

@@ -69,7 +69,7 @@ class Learner:
         self.replica = Replica(self.module)
         everyone = self.membership  # also who leaves before we are attached: the mixing is laid over those who began
         self.transport.on_lost(self._lost)
-        self._agree_on_module(everyone.living)
+        self._agree(everyone.living)
         self._take_first_weights(everyone.living)
         self.strategy.attach(self.replica, self.transport, everyone)
         self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
@@ -210,22 +210,32 @@ class Learner:
 
     # Beginning and end -----------------------------------------------------------------------------------------------------
 
-    def _agree_on_module(self, members: tuple[int, ...]) -> None:
-        """Raise StrategyError unless all learners have a module of the same shape: anything else would mix up weights."""
+    def _agree(self, members: tuple[int, ...]) -> None:
+        """Raise StrategyError unless all learners have the same kind of module and of strategy.
+
+        Anything else would mix up weights, or have learners wait for messages that nobody sends.
+        """
         shape = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in self.module.named_parameters()]
         shape += [(name, tuple(b.shape), str(b.dtype), False) for name, b in self.module.named_buffers()]
-        digest = torch.tensor(list(hashlib.sha256(repr(shape).encode()).digest()), dtype=torch.int64)
+        if who := self._who_differs(repr(shape), members):
+            raise StrategyError(
+                f"the module of learner {who} differs from learner 0's in names, shapes, dtypes or frozen parameters; "
+                "build the same module everywhere"
+            )
+        if who := self._who_differs(self.strategy.agreement(), members):
+            raise StrategyError(
+                f"the strategy of learner {who} differs from learner 0's; "
+                "build the same one everywhere, on the same mixing with the same seed"
+            )
+
+    def _who_differs(self, text: str, members: tuple[int, ...]) -> str:
+        digest = torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.int64)
         first = digest.clone()
         self._wait_for(self.transport.broadcast(first, 0, members))
         differing = torch.zeros(self.transport.size, dtype=torch.int64)
         differing[self.transport.rank] = int(not torch.equal(first, digest))
         self._wait_for(self.transport.all_reduce(differing, members))
-        if differing.any():
-            who = ", ".join(map(str, differing.nonzero().flatten().tolist()))
-            raise StrategyError(
-                f"the module of learner {who} differs from learner 0's in names, shapes, dtypes or frozen parameters; "
-                "build the same module everywhere"
-            )
+        return ", ".join(map(str, differing.nonzero().flatten().tolist()))
 
     def _take_first_weights(self, members: tuple[int, ...]) -> None:
         tensors: list[Tensor] = [p.detach() for p in self.module.parameters()] + list(self.module.buffers())

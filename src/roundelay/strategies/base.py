@@ -35,6 +35,10 @@ class Strategy(ABC):
         """Begin: replicas are equal everywhere at this moment."""
         self.replica, self.transport, self.membership = replica, transport, membership
 
+    def agreement(self) -> str:
+        """What all learners must have in common, as text that differs when it does."""
+        return type(self).__name__
+
     def gradient_ready(self, index: int) -> None:
         """Weight `index` of the replica has its gradient."""
 
@@ -83,6 +87,12 @@ class Strategy(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
+
+
+def fingerprint(mixing: Mixing) -> str:
+    """Tells mixings apart: some rows of some rounds."""
+    ranks, rounds = range(min(mixing.size, 8)), range(4)
+    return repr([(mixing, rank, round, mixing.row(rank, round)) for rank in ranks for round in rounds])
 
 
 def check_size(mixing: Mixing, membership: Membership) -> None:

@@ -34,6 +34,10 @@ class DelayByOne(Strategy):
         self._steps = 0
         self._restarted = False
 
+    def agreement(self) -> str:
+        """What is summed."""
+        return super().agreement() + self.delayed
+
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Start the first average, of weights that are equal everywhere or of gradients that are zero."""
         super().attach(replica, transport, membership)

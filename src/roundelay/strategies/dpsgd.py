@@ -8,7 +8,7 @@ from typing import Any
 from roundelay.clock import Steps
 from roundelay.membership import Membership
 from roundelay.replica import Flat, Replica
-from roundelay.strategies.base import Strategy, check_size
+from roundelay.strategies.base import Strategy, check_size, fingerprint
 from roundelay.topology import Mixing
 from roundelay.transport.base import Transport
 
@@ -27,6 +27,10 @@ class DPSGD(Strategy):
     def __init__(self, mixing: Mixing) -> None:
         self.mixing = mixing
         self.round = 0
+
+    def agreement(self) -> str:
+        """Exchanges are mutual only if all have the same mixing."""
+        return super().agreement() + fingerprint(self.mixing)
 
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Send the first weights."""

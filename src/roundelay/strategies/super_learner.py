@@ -40,6 +40,10 @@ class SuperLearner(Strategy):
         self.synchronous = between.synchronous
         self.inside = Allreduce()
 
+    def agreement(self) -> str:
+        """The groups, and the strategy between them."""
+        return f"{super().agreement()} {self.group_size} {self.between.agreement()}"
+
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Form the group; its leader joins the other leaders."""
         if membership.size % self.group_size:

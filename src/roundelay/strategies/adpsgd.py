@@ -72,7 +72,6 @@ class ADPSGD(Strategy):
         self._staleness_sum = self._staleness_max = 0
         self._disagreement2 = 0.0
         self._edges: Counter[int] = Counter()
-        self._met: set[int] = set()  # whose calls were served since the last step
         transport.serve(self._answer, self._take_back)
 
     def before_step(self) -> Steps:
@@ -97,9 +96,6 @@ class ADPSGD(Strategy):
         self._largest_lead = max(self._largest_lead, self._lead)
         self._since_read = 0
         peer = self._next_peer() if self._exchange.done() else None
-        if peer in self._met:
-            peer = None  # it has just averaged with us: doing so again would change next to nothing
-        self._met.clear()
         self._stepping = False
         self._lock.release()
         if peer is not None:
@@ -141,7 +137,6 @@ class ADPSGD(Strategy):
                 difference.sub_(live)
                 live.add_(difference, alpha=HALF)  # halving is exact, so both ends apply the same number
             self._served += 1
-            self._met.add(peer)
             self._exchanged()
 
     def _take_back(self, peer: int, reply: Tensor) -> None:

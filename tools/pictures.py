@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import roundelay
 from roundelay.cli import main
+from roundelay.plots.timeline import plot_timeline
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 COMMANDS = {
@@ -17,6 +19,17 @@ COMMANDS = {
     "one-peer-exponential.svg": "topology one-peer-exponential --learners 16 --draw",
     "base-graph.svg": "topology base-graph --learners 12 --draw",
 }
+
+STRATEGIES = {
+    "allreduce": roundelay.Allreduce,
+    "dpsgd": lambda: roundelay.DPSGD(roundelay.random_ring(4)),
+    "adpsgd": lambda: roundelay.ADPSGD(roundelay.random_ring(4)),
+    "delay-by-one": roundelay.DelayByOne,
+    "super-learner": lambda: roundelay.SuperLearner(roundelay.ADPSGD(roundelay.ring(2)), group_size=2),
+}
+
+for name, strategy_of in STRATEGIES.items():
+    plot_timeline(strategy_of, [3.0, 1.0, 1.0, 1.0], FOLDER / f"timeline-{name}.svg")
 
 for name, command in COMMANDS.items():
     code = main([*shlex.split(command), str(FOLDER / name)])

@@ -10,36 +10,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 
-def free_port() -> int:
-    """A port of the loopback that nobody uses now."""
+def local_environment(size: int) -> list[dict[str, str]]:
+    """The environment of each of `size` learners of this machine, as torchrun would set it; one thread each."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [
+        dict(os.environ)
+        | {name: str(value) for name, value in shared.items()}
+        | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        for rank in range(size)
+    ]
 
 
 @contextmanager
 def local_learners(size: int, arguments: Sequence[str]) -> Iterator[list[subprocess.Popen[str]]]:
-    """`size` Python processes with torchrun's environment, one thread each; their stdout is piped. All end with the block."""
-    port = free_port()
+    """`size` Python processes whose stdout is piped; those that still run are ended with the block."""
     processes = []
     try:
-        for rank in range(size):
-            environment = os.environ | {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": "1",
-            }
-            processes.append(
-                subprocess.Popen([sys.executable, *arguments], env=environment, stdout=subprocess.PIPE, text=True)
-            )
+        for environment in local_environment(size):
+            command = [sys.executable, *arguments]
+            processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
         yield processes
     finally:
         for process in processes:
             if process.poll() is None:
                 process.kill()
-            process.wait()
-            if process.stdout:
-                process.stdout.close()
+            process.communicate()

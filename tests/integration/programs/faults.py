@@ -1,0 +1,65 @@
+"""A learner process in which learner 2 meets a fault after some steps: faults.py STRATEGY FAULT."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import nn
+
+import roundelay
+
+STRATEGIES = {
+    "adpsgd": lambda n: roundelay.ADPSGD(roundelay.random_ring(n)),
+    "dpsgd": lambda n: roundelay.DPSGD(roundelay.random_ring(n)),
+    "allreduce": lambda n: roundelay.Allreduce(),
+    "delay-by-one": lambda n: roundelay.DelayByOne(),
+}
+STEPS, FAULTY, FAULT_AT = 150, 2, 40
+
+
+def meet(fault: str) -> None:
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault == "interrupt":
+        os.kill(os.getpid(), signal.SIGINT)
+    elif fault == "slow":
+        time.sleep(8.0)  # longer than any silence that counts as death
+    elif fault == "raise":
+        raise ValueError("out of data")
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_num_threads(1)
+    name, fault = sys.argv[1:]
+    world = roundelay.init()
+    module = nn.Linear(50, 50)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
+    try:
+        with roundelay.Learner(module, optimizer, STRATEGIES[name](world.size), world.transport()) as learner:
+            for step in range(STEPS):
+                module(torch.randn(4, 50)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                time.sleep(0.01)
+                if (world.rank, step) == (FAULTY, FAULT_AT):
+                    if fault == "early":
+                        break
+                    meet(fault)
+    except roundelay.PeerLostError as error:
+        print(f"lost {error.peer}", flush=True)
+        raise SystemExit(7) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    print(f"finished {learner.steps}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

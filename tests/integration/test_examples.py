@@ -1,0 +1,58 @@
+"""The examples, run as their first lines say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.timeout(200)
+
+
+def run(*arguments: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return ended.stdout
+
+
+def test_consensus():
+    lines = run(str(EXAMPLES / "01_consensus.py")).splitlines()[1:]
+    figures = {line[:34].strip(): [float(word) for word in line[34:].split()] for line in lines}
+    assert all(mean == 3.5 for mean, _ in figures.values())
+    assert figures["DPSGD, one-peer exponential"][1] < 1e-12
+    assert figures["DPSGD, random ring"][1] < figures["DPSGD, fixed ring"][1] < 2.29
+    assert figures["ADPSGD, learner 0 ten times slower"][1] < 0.1
+
+
+def test_own_loop_alone():
+    assert "accuracy of the mean model 9" in run(str(EXAMPLES / "02_own_loop.py"), "--epochs", "10")
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "adpsgd",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("allreduce", "dpsgd", "dpsgd-ring", "adpsgd-ring", "delay-by-one", "super-learner")
+        ),
+    ],
+)
+def test_own_loop_under_torchrun(strategy):
+    out = run("-m", "torch.distributed.run", "--nproc-per-node", "4", str(EXAMPLES / "02_own_loop.py"), "--strategy", strategy)
+    accuracies = [float(text) for text in re.findall(r"accuracy of the mean model ([\d.]+)%", out)]
+    assert len(accuracies) == 4
+    assert len(set(accuracies)) == 1  # it is the same model everywhere
+    assert accuracies[0] > 85

@@ -63,7 +63,7 @@ def test_the_consensus_is_the_exact_mean_and_everything_is_put_back(name):
     inside, after, voices = (np.stack(column) for column in zip(*results, strict=True))
     mean = np.average(after, axis=0, weights=voices)
     np.testing.assert_allclose(inside, np.tile(mean, (4, 1)), rtol=0, atol=1e-14)
-    assert name == "allreduce" or not np.allclose(after[0], after[-1])
+    assert name == "allreduce" or np.ptp(after, axis=0).max() > 1e-6, "learners differ, or this would prove nothing"
 
 
 @pytest.mark.parametrize("name", ["dpsgd", "adpsgd"])

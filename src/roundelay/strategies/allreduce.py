@@ -14,8 +14,8 @@ from roundelay.replica import Flat, Replica
 from roundelay.strategies.base import Strategy
 from roundelay.transport.base import Transport
 
-BUCKET_BYTES = 25 * 2**20  # as DDP: large enough to amortise latency
-FIRST_BUCKET_BYTES = 2**20  # small, so that communication starts early
+BUCKET_BYTES = 25 * 2**20  # as DDP: a collective costs so much by itself that smaller buckets hide less than they add
+FIRST_BUCKET_BYTES = 2 * 2**20  # smaller, so that communication starts early
 
 
 class _Bucket:
@@ -94,14 +94,13 @@ class Allreduce(Strategy):
         yield from self._reduce(active=1.0)
         self.active = round(float(self._buckets[0].active))
         for bucket in self._buckets:
-            bucket.flat.parts[0].div_(bucket.active.clone())
             for index, view, users in zip(bucket.indices, bucket.flat.views, bucket.users, strict=False):
                 weight = self.replica.weights[index]
                 if weight.grad is None:
                     if not users:  # nobody has one: an optimizer treats none and zero differently
                         continue
                     weight.grad = torch.empty_like(weight)
-                weight.grad.copy_(view)
+                torch.div(view, self.active, out=weight.grad)
         self._steps += 1
 
     def _reduce(self, active: float) -> Steps:

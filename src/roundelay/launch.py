@@ -16,9 +16,11 @@ from roundelay.transport.base import Transport
 from roundelay.transport.process_group import NEVER, ProcessGroupCollectives
 from roundelay.transport.sockets import SocketTransport
 from roundelay.transport.solo import SoloTransport
+from roundelay.transport.wire import this_host
 
 _ADDRESS_BYTES = 64
 _SECRET_BYTES = 32
+_HOST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,20 @@ class World:
         """
         if self.size == 1:
             return SoloTransport()
-        one_machine = self.local_size == self.size
+        one_machine = len(set(_gather(this_host(), _HOST_BYTES))) == 1
         host = "127.0.0.1" if one_machine else _address_towards(os.environ["MASTER_ADDR"])
         listener = socket.create_server((host, 0), backlog=self.size + 16)
         secret = _gather(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
         mine = f"{host}:{listener.getsockname()[1]}".encode()
         texts = [text.rstrip(b"\0").decode() for text in _gather(mine, _ADDRESS_BYTES)]
         transport = SocketTransport(
-            self.rank, self.size, listener, secret, ProcessGroupCollectives(), share_memory=share_memory
+            self.rank,
+            self.size,
+            listener,
+            secret,
+            ProcessGroupCollectives(),
+            share_memory=share_memory,
+            local_size=self.local_size,
         )
         places = [text.rsplit(":", 1) for text in texts]
         transport.connect({peer: (host, int(port)) for peer, (host, port) in enumerate(places) if peer != self.rank})
@@ -87,12 +95,10 @@ def init() -> World:
             )
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=NEVER)
     rank, size = dist.get_rank(), dist.get_world_size()
-    return World(
-        rank,
-        size,
-        local_rank=int(os.environ.get("LOCAL_RANK", rank)),
-        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
-    )
+    if "LOCAL_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
+        return World(rank, size, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+    hosts = _gather(this_host(), _HOST_BYTES)
+    return World(rank, size, local_rank=hosts[:rank].count(hosts[rank]), local_size=hosts.count(hosts[rank]))
 
 
 def _gather(mine: bytes, width: int) -> list[bytes]:

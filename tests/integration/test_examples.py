@@ -51,7 +51,9 @@ def test_own_loop_alone():
     ],
 )
 def test_own_loop_under_torchrun(strategy):
-    out = run("-m", "torch.distributed.run", "--nproc-per-node", "4", str(EXAMPLES / "02_own_loop.py"), "--strategy", strategy)
+    out = run(
+        "-m", "torch.distributed.run", "--nproc-per-node", "4", str(EXAMPLES / "02_own_loop.py"), "--strategy", strategy
+    )
     accuracies = [float(text) for text in re.findall(r"accuracy of the mean model ([\d.]+)%", out)]
     assert len(accuracies) == 4
     assert len(set(accuracies)) == 1  # it is the same model everywhere

@@ -1,4 +1,4 @@
-"""Learner 2 of four dies, freezes, raises, is interrupted, is slow or stops early: nobody hangs, and survivors say who is gone."""
+"""Learner 2 of four dies, freezes, raises, is interrupted, is slow or stops early: nobody hangs, and all say who is gone."""
 
 from __future__ import annotations
 

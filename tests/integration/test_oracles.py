@@ -25,7 +25,15 @@ pytestmark = pytest.mark.timeout(400)
 def real(tmp_path_factory):
     """Final weights by name, stacked over learners."""
     folder = tmp_path_factory.mktemp("oracles")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(LEARNERS), str(PROGRAM), str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(LEARNERS),
+        str(PROGRAM),
+        str(folder),
+    ]
     ended = subprocess.run(
         command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False
     )

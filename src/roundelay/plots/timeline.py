@@ -55,6 +55,10 @@ def plot_timeline(strategy_of: Callable[[], Strategy], step_s: list[float], path
             colour = "#cc6677" if step_s[rank] > min(step_s) else "#4477aa"
             ax.broken_barh(spans, (rank - 0.36, 0.72), facecolors=colour, edgecolors="white", linewidth=1.2)
             ax.text(until_s + 0.1, rank, f"{sum(end <= until_s for _, end in bars)} steps", va="center")
-        ax.set(yticks=range(len(rows)), yticklabels=[f"learner {rank}" for rank in range(len(rows))], xlabel="time in usual steps")
+        ax.set(
+            yticks=range(len(rows)),
+            yticklabels=[f"learner {rank}" for rank in range(len(rows))],
+            xlabel="time in usual steps",
+        )
         ax.set(xlim=(0, until_s), ylim=(len(rows) - 0.4, -0.6))
         ax.grid(visible=False)

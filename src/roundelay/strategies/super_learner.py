@@ -22,14 +22,14 @@ class SuperLearner(Strategy):
 
     Args:
         between: the strategy between groups; its mixing has one place per group.
-        group_size: learners per group, consecutive by rank; usually those of one node.
+        group_size: learners per group, consecutive by rank; those of one machine unless said.
     """
 
     reduces_gradients = True
     leads = False
 
-    def __init__(self, between: Strategy, group_size: int) -> None:
-        if group_size < 1:
+    def __init__(self, between: Strategy, group_size: int | None = None) -> None:
+        if group_size is not None and group_size < 1:
             raise StrategyError(f"group_size must be at least 1, got {group_size}")
         if between.reduces_gradients or getattr(between, "delayed", None) == "gradients":
             raise StrategyError(
@@ -46,14 +46,13 @@ class SuperLearner(Strategy):
 
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Form the group; its leader joins the other leaders."""
-        if membership.size % self.group_size:
-            raise StrategyError(
-                f"group_size {self.group_size} must divide the {membership.size} learners that are here"
-            )
+        size = self.group_size or transport.local_size
+        if membership.size % size:
+            raise StrategyError(f"group_size {size} must divide the {membership.size} learners that are here")
         super().attach(replica, transport, membership)
-        first = membership.position(transport.rank) // self.group_size * self.group_size
-        members = membership.living[first : first + self.group_size]
-        leaders = membership.living[:: self.group_size]
+        first = membership.position(transport.rank) // size * size
+        members = membership.living[first : first + size]
+        leaders = membership.living[::size]
         self.leader = members[0]
         self.leads = transport.rank == self.leader
         self._members = members

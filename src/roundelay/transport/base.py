@@ -66,8 +66,9 @@ class Transport(ABC):
     how long a peer computes is never held against it.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, local_size: int | None = None) -> None:
         self.rank, self.size = rank, size
+        self.local_size = local_size or size  # learners on this machine
         self.traffic = Traffic()
         self._listeners: list[LostListener] = []
 

@@ -62,6 +62,7 @@ class SocketTransport(Transport):
         secret: what every connection must prove to know.
         collectives: sums and broadcasts, which run elsewhere.
         share_memory: let learners of this machine exchange through shared memory.
+        local_size: how many learners this machine has; all of them unless said.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class SocketTransport(Transport):
         collectives: Collectives,
         *,
         share_memory: bool = True,
+        local_size: int | None = None,
     ) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size, local_size)
         self._listener, self._secret, self._collectives = listener, secret, collectives
         self._memory = shared.SharedMemory() if share_memory and shared.available() else None
         self._host = wire.this_host() if self._memory else bytes(16)  # a learner that shares nothing is like nobody

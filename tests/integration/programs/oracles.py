@@ -62,7 +62,10 @@ def hammer(world, *, share_memory, lr):
     rng = random.Random(world.rank)
     added = torch.zeros_like(module.weight)
     with roundelay.Learner(
-        module, optimizer, roundelay.ADPSGD(roundelay.random_ring(world.size)), world.transport(share_memory=share_memory)
+        module,
+        optimizer,
+        roundelay.ADPSGD(roundelay.random_ring(world.size)),
+        world.transport(share_memory=share_memory),
     ) as learner:
         start = module.weight.detach().clone()
         if lr == 0:  # one step that makes learners differ, so that there is something to average
@@ -100,7 +103,10 @@ def main():
         ("super-learners adpsgd", roundelay.SuperLearner(roundelay.ADPSGD(ring(2)), 2), True),
     ):
         results[name], results[f"{name} consensus"] = train_quadratic(world, strategy, share_memory=share_memory)
-    results["network ddp"], results["network allreduce"] = train_network(world, ddp=True), train_network(world, ddp=False)
+    results["network ddp"], results["network allreduce"] = (
+        train_network(world, ddp=True),
+        train_network(world, ddp=False),
+    )
     for name, share_memory, lr in (
         ("steps shared", True, 0.01),
         ("steps sockets", False, 0.01),
@@ -108,7 +114,10 @@ def main():
         ("still sockets", False, 0.0),
     ):
         parts = hammer(world, share_memory=share_memory, lr=lr)
-        results |= {f"hammer {name} {part}": value for part, value in zip(("start", "added", "end", "exchanges"), parts)}
+        results |= {
+            f"hammer {name} {part}": value
+            for part, value in zip(("start", "added", "end", "exchanges"), parts, strict=False)
+        }
     np.savez(Path(sys.argv[1]) / f"{world.rank}.npz", **results)
 
 

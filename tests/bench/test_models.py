@@ -1,0 +1,45 @@
+"""Emulated accelerator time is spent where it would be, and gradients have full size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from roundelay.bench import models
+
+
+@pytest.fixture
+def slept(monkeypatch):
+    naps = []
+    monkeypatch.setattr(models.time, "sleep", naps.append)
+    return naps
+
+
+def test_a_third_of_a_step_is_forward_and_the_rest_is_spread_over_backward(slept):
+    model, batch = models.build("emulated", 8000, step_s=0.3, slow=2.0)
+    loss = model(batch()).sum()
+    assert slept == [pytest.approx(0.2)]
+    loss.backward()
+    assert slept[1:] == [pytest.approx(0.05)] * models.LAYERS
+    assert sum(slept) == pytest.approx(0.6)
+
+
+def test_gradients_come_layer_by_layer_from_the_last_to_the_first(slept):
+    model, batch = models.build("emulated", 8000, step_s=0.1, slow=1.0)
+    order = []
+    for index, weight in enumerate(model.parameters()):
+        weight.register_post_accumulate_grad_hook(lambda _, index=index: order.append((index, len(slept))))
+    model(batch()).sum().backward()
+    assert [index for index, _ in order] == list(reversed(range(models.LAYERS)))
+    assert [naps for _, naps in order] == list(range(2, models.LAYERS + 2))  # each after its own share of time
+    assert sum(weight.grad.numel() for weight in model.parameters()) == 8000
+
+
+def test_the_lstm_learns_something_and_sleeps_only_where_it_is_slow(slept):
+    model, batch = models.build("lstm", 100_000, step_s=0.02, slow=1.0)
+    model(batch()).sum().backward()
+    assert not slept
+    assert all(torch.isfinite(weight.grad).all() for weight in model.parameters())
+    slow, batch = models.build("lstm", 100_000, step_s=0.02, slow=3.0)
+    slow(batch())
+    assert len(slept) == 1

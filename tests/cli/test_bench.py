@@ -1,0 +1,89 @@
+"""`roundelay bench`: mistakes are told before anything starts; rows become a table, JSON and a plot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from roundelay.bench import throughput
+from roundelay.cli import main
+
+
+def row(strategy: str, topology: str | None, transport: str | None, ratio: float) -> throughput.Row:
+    return throughput.Row(
+        strategy,
+        topology,
+        transport,
+        "emulated",
+        1_000_000,
+        10.0,
+        100 * ratio,
+        ratio,
+        (ratio, ratio),
+        2 * ratio,
+        ratio,
+        0.9,
+    )
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What the command asked for, instead of measuring it."""
+    asked = {}
+
+    def run(cases, **settings):
+        asked.update(settings, cases=cases)
+        settings["progress"](cases[0])
+        return [row("none", None, None, 1.0), row("adpsgd", "random-ring", "shared-memory", 0.95)]
+
+    monkeypatch.setattr(throughput, "run", run)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("bench", "the following arguments are required"),
+        ("bench speed", "invalid choice: 'speed'"),
+        ("bench throughput --slow 0:10", "--slow goes with `bench stragglers`"),
+        ("bench stragglers --slow 10", "needs LEARNER:FACTOR"),
+        ("bench stragglers --slow 0:0.5", "a factor of at least 1"),
+        ("bench stragglers --slow 4:10", "names learner 4, but there are 4, numbered from 0"),
+        ("bench throughput --learners 1", "needs at least 2 learners, got 1"),
+        ("bench throughput --parameters 1Q", "such as 1M,10M, got '1Q'"),
+        ("bench throughput --parameters 10", "at least 1000"),
+        ("bench throughput --seconds now", "got 'now'"),
+    ],
+)
+def test_mistakes_are_one_line(words, told, capsys, measured):
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert not measured
+
+
+def test_stragglers_are_learner_0_ten_times_slower_unless_said_otherwise(measured, capsys):
+    assert main(["bench", "stragglers", "--parameters", "1M"]) == 0
+    assert {(case.slow, case.slow_learner) for case in measured["cases"]} == {(1.0, 0), (10.0, 0)}
+    assert main(["bench", "stragglers", "--slow", "2:3", "--parameters", "1M,2M"]) == 0
+    assert {(case.slow, case.slow_learner) for case in measured["cases"]} == {(1.0, 2), (3.0, 2)}
+    assert {case.parameters for case in measured["cases"]} == {1_000_000, 2_000_000}
+
+
+def test_the_table_names_strategy_topology_and_transport(measured, capsys):
+    assert main(["bench", "throughput", "--repetitions", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "adpsgd random-ring (shared-memory)" in out
+    assert "0.95" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert measured["repetitions"] == 2
+
+
+def test_json_has_rows_and_the_machine(measured, capsys, tmp_path):
+    assert main(["bench", "throughput", "--json", "--plot", str(tmp_path / "bench.svg")]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["rows"][1]["ratio_to_none"] == 0.95
+    assert document["machine"]["cores"] >= 1
+    assert (tmp_path / "bench.svg").stat().st_size > 1000

@@ -1,0 +1,68 @@
+"""The same promises on GPUs; skipped where there are none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from roundelay.learner import Learner
+from roundelay.replica import Flat, Replica
+from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne
+from roundelay.topology import ring
+from roundelay.transport.solo import SoloTransport
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def trained(strategy, device: str) -> torch.Tensor:
+    """Twenty steps of one learner; what the weights are then."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    batches = torch.Generator().manual_seed(1)
+    with Learner(module, optimizer, strategy, SoloTransport()):
+        for _ in range(20):
+            module(torch.randn(32, 8, generator=batches).to(device)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return torch.cat([weight.detach().cpu().flatten() for weight in module.parameters()])
+
+
+@pytest.mark.parametrize("strategy_of", [Allreduce, DelayByOne, lambda: DPSGD(ring(1)), lambda: ADPSGD(ring(1))])
+def test_a_gpu_learns_what_the_cpu_learns(strategy_of):
+    torch.testing.assert_close(trained(strategy_of(), "cuda"), trained(strategy_of(), "cpu"), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_travel_to_pinned_memory_and_back():
+    module = nn.Linear(300, 300).cuda()
+    replica = Replica(module)
+    before = module.weight.detach().clone()
+    flat = replica.flat(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
+    assert flat.storage.is_pinned()
+    torch.testing.assert_close(flat.views[0], before.cpu(), rtol=0, atol=0)
+    flat.parts[0].mul_(2)
+    replica.copy_from(flat)
+    torch.testing.assert_close(module.weight.detach(), 2 * before, rtol=0, atol=0)
+
+
+def test_a_step_on_lent_weights_reaches_the_host_copy():
+    module = nn.Linear(10, 10, bias=False).cuda()
+    replica = Replica(module)
+    live = replica.flat()
+    module.weight.grad = torch.ones_like(module.weight)
+    replica.lend(live)
+    torch.optim.SGD(module.parameters(), lr=1.0).step()
+    replica.take_back(live)
+    torch.testing.assert_close(live.views[0], module.weight.detach().cpu(), rtol=0, atol=0)
+
+
+def test_collectives_reduce_on_the_device():
+    module = nn.Linear(10, 10).cuda()
+    strategy = Allreduce()
+    with Learner(module, torch.optim.SGD(module.parameters(), lr=0.1), strategy, SoloTransport()):
+        assert all(bucket.flat.storage.is_cuda for bucket in strategy._buckets)
+    assert Flat([module.weight.detach()], on="cuda").storage.is_cuda

@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
@@ -28,6 +29,8 @@ from roundelay.transport.watch import Event, Watch
 from roundelay.transport.wire import Header, Hello, Kind, Purpose
 
 log = logging.getLogger("roundelay")
+
+NICENESS = 10  # a tenth of a core's time where computation wants it all: exchanges get thinner there, but never starve
 
 Address = tuple[str, int]
 
@@ -97,7 +100,9 @@ class SocketTransport(Transport):
         self._serving = threading.Event()
         self._slot = threading.Lock()  # one call is served at a time: one request buffer is enough
         self._request = torch.empty(0, dtype=torch.uint8)
-        self._callers = ThreadPoolExecutor(max_workers=max(2, min(size, 32)), thread_name_prefix="roundelay-call")
+        self._callers = ThreadPoolExecutor(
+            max_workers=max(2, min(size, 32)), thread_name_prefix="roundelay-call", initializer=_yield_to_training
+        )
         self._watch = Watch(self._noticed)
         self._start_thread("roundelay-accept", self._accept)
 
@@ -252,6 +257,7 @@ class SocketTransport(Transport):
                 self._accepted.pop(connection)
             self._watch.add(hello.rank, connection)
             return
+        _yield_to_training()
         with self._state:
             self._accepted[connection] = hello.rank
         try:
@@ -438,3 +444,9 @@ def _settle(future: Future[None], error: BaseException | None) -> None:
     """Complete a future that somebody else may have completed first."""
     with contextlib.suppress(InvalidStateError):
         future.set_exception(error) if error else future.set_result(None)
+
+
+def _yield_to_training() -> None:
+    """Give the calling thread way to those that compute; on Linux every thread has a priority of its own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -200,6 +200,30 @@ def test_metrics_tell_steps_seconds_and_what_the_strategy_knows():
     } <= set(metrics)
 
 
+def test_figures_of_the_user_stand_beside_the_learners_own():
+    with solo() as learner:
+        learner.observe(loss=3.0, accuracy=0.1)
+        learner.observe(loss=2.0)
+        metrics = learner.metrics()
+    assert (metrics["loss"], metrics["accuracy"], metrics["steps"]) == (2.0, 0.1, 0)
+
+
+@pytest.mark.parametrize("strategy_of", [Allreduce, lambda: DPSGD(ring(1)), lambda: ADPSGD(ring(1)), DelayByOne])
+def test_a_compiled_module_trains_as_the_plain_one_does(strategy_of):
+    """The eager backend: what matters here is dynamo's wrapper and its guards, not the generated code."""
+    ends = []
+    for wrap in (lambda module: module, lambda module: torch.compile(module, backend="eager")):
+        module = wrap(mlp())
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        with Learner(module, optimizer, strategy_of(), SoloTransport()):
+            for step in range(5):
+                loss_of(module, 0, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        ends.append(flat(module))
+    assert np.array_equal(*ends)
+
+
 def test_the_state_survives_a_restart():
     first = solo(DPSGD(ring(1)))
     for step in range(3):

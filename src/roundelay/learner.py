@@ -50,6 +50,7 @@ class Learner:
         self.membership = Membership.of(transport.size)
         self._membership_lock = threading.Lock()  # peers are lost in threads of the transport
         self.steps = 0
+        self._observed: dict[str, float] = {}
         self._seconds = {"wait": 0.0, "mix": 0.0}
         self._began = time.perf_counter()
         self._accumulating = self._closed = False
@@ -101,20 +102,28 @@ class Learner:
         with consensus_of(self.module, self.replica, self.strategy, self.transport, self.membership):
             yield self.module
 
+    def observe(self, **figures: float) -> None:
+        """Put figures of your own beside the learner's, such as `observe(loss=loss.item())`; the last ones count."""
+        self._observed.update(figures)
+
     def metrics(self) -> dict[str, float]:
         """What this learner has done so far: steps, seconds split into compute, wait and mix, bytes, and the strategy's own."""
         total = time.perf_counter() - self._began
         steps = max(self.steps, 1)
         communicating = sum(self._seconds.values())
-        return {
-            "steps": self.steps,
-            "step_s": total / steps,
-            "compute_s": (total - communicating) / steps,
-            "wait_s": self._seconds["wait"] / steps,
-            "mix_s": self._seconds["mix"] / steps,
-            "bytes_sent": self.transport.traffic.bytes_sent,
-            "bytes_received": self.transport.traffic.bytes_received,
-        } | self.strategy.metrics()
+        return (
+            {
+                "steps": self.steps,
+                "step_s": total / steps,
+                "compute_s": (total - communicating) / steps,
+                "wait_s": self._seconds["wait"] / steps,
+                "mix_s": self._seconds["mix"] / steps,
+                "bytes_sent": self.transport.traffic.bytes_sent,
+                "bytes_received": self.transport.traffic.bytes_received,
+            }
+            | self._observed
+            | self.strategy.metrics()
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart besides module and optimizer."""

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from worlds import LR, MOMENTUM, Quadratic, problem
 
 STEPS = 50
+EXCHANGES = 300  # of each learner's own; as many are served
 
 
 def train_quadratic(world, strategy, *, share_memory=True):
@@ -55,7 +56,7 @@ def train_network(world, *, ddp):
 
 
 def hammer(world, *, share_memory, lr):
-    """Step as fast as possible at random times for three seconds; what was there, what was added, and what is there."""
+    """Step as fast as possible at random times until EXCHANGES are done; what was there, what was added, and what is there."""
     torch.manual_seed(0)
     module = nn.Linear(200, 200).double()
     optimizer = torch.optim.SGD(module.parameters(), lr=lr)
@@ -74,8 +75,8 @@ def hammer(world, *, share_memory, lr):
             optimizer.step()
             optimizer.param_groups[0]["lr"] = 0.0
             added += float(world.rank)
-        until = time.perf_counter() + 3.0
-        while time.perf_counter() < until:
+        deadline = time.perf_counter() + 60.0
+        while learner.metrics()["exchanges_finished"] < EXCHANGES and time.perf_counter() < deadline:
             module.weight.grad = torch.randn_like(module.weight)
             added -= lr * module.weight.grad
             optimizer.step()

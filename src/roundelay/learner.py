@@ -259,13 +259,12 @@ class Learner:
         future.result()
 
     def _lost(self, peer: int, reason: str) -> None:
-        if self._closed:
-            return
         with self._membership_lock:
             self.membership = self.membership.without(peer)
         level = logging.INFO if reason == LEFT else logging.WARNING
         log.log(level, "learner %d has lost learner %d: %s", self.transport.rank, peer, reason)
-        self.strategy.lost(peer, reason)
+        if not self._closed:  # the training thread may have heard of the loss first, and given up because of it
+            self.strategy.lost(peer, reason)
 
     def _abort(self, error: BaseException) -> None:
         """Leave at once; those who count on this learner are told why."""

@@ -1,0 +1,1 @@
+"""Hybrid acoustic models: from audio to word error rate."""

@@ -1,0 +1,1 @@
+"""Training runs: recipes and configuration, data, schedule and budget, the loop, checkpoints, metrics and reports."""

@@ -1,0 +1,1 @@
+"""Image classification: the ImageNet side of the first paper."""

@@ -1,0 +1,237 @@
+"""Hidden Markov models of phones: which acoustic state stands for what, and how long one stays in it.
+
+A phone is a chain of states, left to right, each with a self-loop. An acoustic *state* is a column of the network's output; a
+*tying* says which column serves position k of a phone between its neighbours:
+
+    monophones   state(left, phone, right, k) = n·phone + k
+    triphones    a decision tree over left and right (`tree.py`)
+
+>>> tying = Monophones(("SIL", "AH", "T"))
+>>> tying.num_states, tying.chains(0, 2, 1).tolist()
+(9, [6, 7, 8])
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from roundelay.errors import unknown
+from roundelay.speech.lexicon import SpeechError
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+FRAME_SHIFT_S = 0.01
+
+
+class Segment(NamedTuple):
+    """A phone or a word in time; a line of a CTM file."""
+
+    start_s: float
+    duration_s: float
+    label: str
+
+
+class Tying(ABC):
+    """Which acoustic state serves position k of a phone between its neighbours; phones are given by number.
+
+    Silence is phone 0 and stands for whatever lies outside an utterance. Context never matters for silence itself.
+    """
+
+    context_width: int  # 1: the phone alone decides; 3: also its neighbours
+
+    def __init__(self, phones: Sequence[str], states_per_phone: int = 3) -> None:
+        if states_per_phone < 2:
+            raise SpeechError(
+                f"states_per_phone must be at least 2, got {states_per_phone}: "
+                "with one state a repeated phone cannot be told from a long one"
+            )
+        if len(set(phones)) != len(phones) or not phones:
+            raise SpeechError(f"phones must be distinct and begin with silence, got {tuple(phones)}")
+        self.phones = tuple(phones)
+        self.states_per_phone = states_per_phone
+        self._number = {phone: i for i, phone in enumerate(self.phones)}
+
+    @property
+    @abstractmethod
+    def num_states(self) -> int:
+        """Number of acoustic states, the width of the network's output."""
+
+    @property
+    @abstractmethod
+    def phone_of_state(self) -> Ints:
+        """The phone that each state belongs to."""
+
+    @property
+    @abstractmethod
+    def position_of_state(self) -> Ints:
+        """The place 0 … n−1 of each state in its phone."""
+
+    @abstractmethod
+    def chains(self, left: ArrayLike, phone: ArrayLike, right: ArrayLike) -> Ints:
+        """States of phones in context, shape (…, n)."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """A value that json can write; `tree.tying_from_json` reads it."""
+
+    @property
+    def silence(self) -> str:
+        """The phone that may stand between words."""
+        return self.phones[0]
+
+    def number(self, phone: str) -> int:
+        """The number of a phone."""
+        if phone not in self._number:
+            raise SpeechError(unknown("phone", phone, self.phones))
+        return self._number[phone]
+
+
+class Monophones(Tying):
+    """Every phone has n states of its own, whatever stands beside it."""
+
+    context_width = 1
+
+    @property
+    def num_states(self) -> int:
+        """Phones × n."""
+        return len(self.phones) * self.states_per_phone
+
+    @cached_property
+    def phone_of_state(self) -> Ints:
+        """State s belongs to phone s // n."""
+        return np.arange(self.num_states, dtype=np.int32) // self.states_per_phone
+
+    @cached_property
+    def position_of_state(self) -> Ints:
+        """State s stands at s mod n."""
+        return np.arange(self.num_states, dtype=np.int32) % self.states_per_phone
+
+    def chains(self, left: ArrayLike, phone: ArrayLike, right: ArrayLike) -> Ints:
+        """n·phone + (0 … n−1)."""
+        n = self.states_per_phone
+        chains: Ints = np.add.outer(np.asarray(phone) * n, np.arange(n)).astype(np.int32)
+        return chains
+
+    def to_json(self) -> dict[str, Any]:
+        """Phones and the number of states are all there is."""
+        return {"kind": "monophones", "phones": list(self.phones), "states_per_phone": self.states_per_phone}
+
+
+class Occurrences(NamedTuple):
+    """The phones of one utterance in order: numbers and the frame at which each begins; they fill the utterance."""
+
+    phones: Ints
+    starts: Ints
+    num_frames: int
+
+    @property
+    def durations(self) -> Ints:
+        """Frames of each occurrence."""
+        return np.diff(self.starts, append=self.num_frames).astype(np.int32)
+
+    @property
+    def neighbours(self) -> tuple[Ints, Ints]:
+        """The phones to the left and to the right of each; silence outside."""
+        padded = np.concatenate([[0], self.phones, [0]]).astype(np.int32)
+        return padded[:-2], padded[2:]
+
+
+def occurrences(
+    segments: Iterable[tuple[float, float, str]], num_frames: int, tying: Tying, frame_shift_s: float = FRAME_SHIFT_S
+) -> Occurrences:
+    """Phones in frames: frame t belongs to the segment in which its centre (t + ½)·shift lies, otherwise to silence."""
+    ordered = sorted(segments)
+    start = np.array([s for s, _, _ in ordered])
+    end = start + np.array([d for _, d, _ in ordered])
+    # The last element serves index −1: frames before the first segment, or in a gap.
+    number = np.array([*(tying.number(phone) for *_, phone in ordered), 0], dtype=np.int32)
+    centre = (np.arange(num_frames) + 0.5) * frame_shift_s
+    owner = np.searchsorted(start, centre, side="right") - 1
+    if ordered:
+        owner[(owner >= 0) & (centre >= end[owner])] = -1
+    phone = number[owner]
+    both_silent = (phone[1:] == 0) & (phone[:-1] == 0)
+    begins = np.flatnonzero(np.concatenate([[num_frames > 0], (np.diff(owner) != 0) & ~both_silent]))
+    return Occurrences(phone[begins], begins.astype(np.int32), num_frames)
+
+
+def state_labels(found: Occurrences, tying: Tying) -> Ints:
+    """One state per frame: each phone's d frames are shared evenly, frame i of d gets position ⌊i·n/d⌋."""
+    left, right = found.neighbours
+    durations = found.durations
+    which = np.repeat(np.arange(len(found.phones)), durations)
+    place = np.arange(found.num_frames) - found.starts[which]
+    position = place * tying.states_per_phone // durations[which]
+    labels: Ints = tying.chains(left, found.phones, right)[which, position]
+    return labels
+
+
+def frame_labels(
+    segments: Iterable[tuple[float, float, str]], num_frames: int, tying: Tying, frame_shift_s: float = FRAME_SHIFT_S
+) -> Ints:
+    """State labels of an utterance from (start, duration, phone) in seconds; what no segment covers is silence.
+
+    >>> frame_labels([(0.0, 0.03, "T"), (0.03, 0.04, "AH")], 10, Monophones(("SIL", "AH", "T"))).tolist()
+    [6, 7, 8, 3, 3, 4, 5, 0, 1, 2]
+    """
+    return state_labels(occurrences(segments, num_frames, tying, frame_shift_s), tying)
+
+
+def phones_in(labels_T: ArrayLike, tying: Tying) -> Occurrences:
+    """The inverse of `state_labels`: a phone begins where the phone changes or the position falls back.
+
+    >>> phones_in([6, 7, 8, 6, 8, 3, 4], Monophones(("SIL", "AH", "T"))).phones.tolist()
+    [2, 2, 1]
+    """
+    labels = np.asarray(labels_T, dtype=np.int64)
+    phone, position = tying.phone_of_state[labels], tying.position_of_state[labels]
+    begins = np.flatnonzero(
+        np.concatenate([[len(labels) > 0], (np.diff(phone) != 0) | (np.diff(position) < 0)]),
+    )
+    return Occurrences(phone[begins].astype(np.int32), begins.astype(np.int32), len(labels))
+
+
+def phone_segments(labels_T: ArrayLike, tying: Tying, frame_shift_s: float = FRAME_SHIFT_S) -> list[Segment]:
+    """Phones of a state alignment, in seconds."""
+    found = phones_in(labels_T, tying)
+    return [
+        Segment(round(start * frame_shift_s, 6), round(duration * frame_shift_s, 6), tying.phones[phone])
+        for phone, start, duration in zip(found.phones, found.starts, found.durations, strict=True)
+    ]
+
+
+def counts(labels: Iterable[ArrayLike], num_states: int) -> NDArray[np.int64]:
+    """How many frames each state has."""
+    total = np.zeros(num_states, dtype=np.int64)
+    for labels_T in labels:
+        total += np.bincount(np.asarray(labels_T), minlength=num_states)
+    return total
+
+
+def log_priors(labels: Iterable[ArrayLike], num_states: int) -> Floats:
+    """ln p(s), with one frame added to each state so that unseen ones stay finite."""
+    smoothed = counts(labels, num_states) + 1.0
+    priors: Floats = np.log(smoothed / smoothed.sum()).astype(np.float32)
+    return priors
+
+
+def self_loops(labels: Iterable[ArrayLike], num_states: int) -> Floats:
+    """a_s, the probability of staying in state s, from how long alignments stay: mean duration = 1 / (1 − a_s).
+
+    One visit of two frames is added to each state, so that unseen ones have a_s = ½ and none has 0 or 1.
+    """
+    visits, frames = np.ones(num_states), np.full(num_states, 2.0)
+    for labels_T in labels:
+        states = np.asarray(labels_T)
+        frames += np.bincount(states, minlength=num_states)
+        first = np.concatenate([[True], np.diff(states) != 0])[: len(states)]
+        visits += np.bincount(states[first], minlength=num_states)
+    loops: Floats = (1 - visits / frames).astype(np.float32)
+    return loops

@@ -1,0 +1,124 @@
+"""Words and how they are pronounced.
+
+>>> lexicon = Lexicon({"TWO": [("T", "UW")], "TO": [("T", "UW"), ("T", "AH")]})
+>>> lexicon.phones
+('SIL', 'AH', 'T', 'UW')
+>>> lexicon.unknown(["TWO TOO"])
+Counter({'TOO': 1})
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from roundelay.errors import RoundelayError
+
+Pronunciation = tuple[str, ...]
+_VARIANT = re.compile(r"(?P<word>.+)\(\d+\)$")
+
+
+class SpeechError(RoundelayError, ValueError):
+    """A lexicon, an alignment, a language model or a score that cannot work."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One word in one pronunciation; `mark` > 0 is the disambiguation symbol that follows its phones."""
+
+    word: str
+    phones: Pronunciation
+    mark: int = 0
+
+
+class Lexicon:
+    """A value: words, sorted; their pronunciations, several where people say a word in several ways; a silence phone.
+
+    Silence may stand between words and is never part of one. Homophones are welcome: `entries()` marks them.
+    """
+
+    def __init__(self, pronunciations: Mapping[str, Iterable[Sequence[str]]], silence: str = "SIL") -> None:
+        self.silence = silence
+        # dict.fromkeys drops repetitions and keeps the order, in which a lexicon lists the likeliest first.
+        self._prons = {w: tuple(dict.fromkeys(map(tuple, prons))) for w, prons in sorted(pronunciations.items())}
+        for word, prons in self._prons.items():
+            _check(word, prons, silence)
+        if not self._prons:
+            raise SpeechError("a lexicon needs at least one word, got none")
+
+    @classmethod
+    def read(cls, path: str | Path, silence: str = "SIL") -> Lexicon:
+        """A lexicon from a text file: `WORD P1 P2 …` per line.
+
+        Further pronunciations stand on lines of their own, as `WORD` again (Kaldi's lexicon.txt) or as `WORD(2)` (CMU, AN4).
+        Entries that are only silence (Kaldi's `!SIL SIL`) are left out, for silence is optional between all words.
+        """
+        prons: dict[str, list[Pronunciation]] = {}
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+            if not line.strip() or line.startswith(";;;"):
+                continue
+            word, *phones = line.split()
+            if not phones:
+                raise SpeechError(f"{path}:{number}: '{word}' has no phones; write: WORD PHONE PHONE …")
+            variant = _VARIANT.match(word)
+            if variant and variant["word"] in prons:
+                word = variant["word"]
+            if set(phones) != {silence}:
+                prons.setdefault(word, []).append(tuple(phones))
+        return cls(prons, silence)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """All words, sorted; a word's number in graphs is its place here + 1."""
+        return tuple(self._prons)
+
+    @property
+    def phones(self) -> tuple[str, ...]:
+        """Silence first, then all others sorted."""
+        return (self.silence, *sorted({p for prons in self._prons.values() for pron in prons for p in pron}))
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._prons
+
+    def __getitem__(self, word: str) -> tuple[Pronunciation, ...]:
+        return self._prons[word]
+
+    def __len__(self) -> int:
+        return len(self._prons)
+
+    def unknown(self, texts: Iterable[str]) -> Counter[str]:
+        """Out-of-vocabulary words of some transcripts, and how often each occurs."""
+        return Counter(word for text in texts for word in text.split() if word not in self._prons)
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All pronunciations, marked so that no phones-plus-mark is that of two words or the beginning of another.
+
+        Without the marks L ∘ G has no deterministic form: TO and TWO sound alike, and so do CAR and the start of CARD.
+        """
+        all_prons = [(word, pron) for word, prons in self._prons.items() for pron in prons]
+        sounds = Counter(pron for _, pron in all_prons)
+        beginnings = {pron[:k] for pron in sounds for k in range(1, len(pron))}
+        used: Counter[Pronunciation] = Counter()
+        entries = []
+        for word, pron in all_prons:
+            if sounds[pron] > 1 or pron in beginnings:
+                used[pron] += 1
+            entries.append(Entry(word, pron, used[pron]))
+        return tuple(entries)
+
+    def write(self, path: str | Path) -> None:
+        """Kaldi's lexicon.txt."""
+        lines = [f"{e.word} {' '.join(e.phones)}\n" for e in self.entries()]
+        Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+def _check(word: str, prons: tuple[Pronunciation, ...], silence: str) -> None:
+    if not word or word.split() != [word] or word in {"<s>", "</s>", "<eps>"} or word.startswith("#"):
+        raise SpeechError(f"'{word}' cannot be a word: no spaces, no leading #, none of <s>, </s>, <eps>")
+    if not prons or any(not pron for pron in prons):
+        raise SpeechError(f"'{word}' needs at least one phone in each pronunciation, got {list(prons)}")
+    if any(silence in pron for pron in prons):
+        raise SpeechError(f"'{word}' contains the silence phone '{silence}', which may only stand between words")

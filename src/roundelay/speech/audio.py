@@ -1,0 +1,168 @@
+"""Audio of any kind in, one channel at one rate out; a flaw is named, and what cannot be used says so in one line."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roundelay.errors import MissingExtraError
+from roundelay.speech.cache import DataError
+from roundelay.speech.corpus import Utterance
+
+Samples: TypeAlias = NDArray[np.float32]
+
+CLIPPED_SHARE = 1e-3  # of the samples at full scale: music is cut there on purpose, speech never is
+FULL_SCALE = 0.999
+SHORTER_S = 0.05  # missing at the end before we call a file truncated; segment times are rounded
+
+
+class AudioError(DataError):
+    """Audio that cannot be used; `kind` is what it is counted under."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind, self.detail = kind, detail
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:  # exceptions with two arguments do not pickle by themselves
+        return AudioError, (self.kind, self.detail)
+
+
+@dataclass(frozen=True)
+class Audio:
+    """Samples in [-1, 1] of one channel, and what was found wrong with them."""
+
+    samples: Samples
+    rate_Hz: int
+    flaws: tuple[str, ...] = ()
+
+    @property
+    def duration_s(self) -> float:
+        """How long it is."""
+        return len(self.samples) / self.rate_Hz
+
+
+def utterance_audio(utterance: Utterance, rate_Hz: int | None = None) -> Audio:
+    """The audio of an utterance at a rate, by default the file's own. Raises AudioError if there is none to be had."""
+    if utterance.audio is None:
+        raise AudioError("no audio", f"{utterance.id} comes without any")
+    audio = read_audio(utterance.audio, utterance.channel, utterance.start_s, utterance.duration_s)
+    target_Hz = rate_Hz or audio.rate_Hz
+    samples = resampled(audio.samples, round(audio.rate_Hz * utterance.speed), target_Hz)
+    return Audio(samples, target_Hz, audio.flaws)
+
+
+def read_audio(path: Path, channel: int | None = None, start_s: float = 0.0, duration_s: float | None = None) -> Audio:
+    """A piece of a file at its own rate: WAV, FLAC, sphere and all else that libsndfile reads, PCM, µ-law or float."""
+    if not path.is_file():
+        raise AudioError("missing file", str(path))
+    if path.stat().st_size == 0:
+        raise AudioError("empty file", str(path))
+    soundfile = _soundfile()
+    try:
+        with soundfile.SoundFile(path) as file:
+            rate_Hz = int(file.samplerate)
+            first = round(start_s * rate_Hz)
+            wanted = None if duration_s is None else round(duration_s * rate_Hz)
+            missing = _promised_frames(path, file) - file.frames
+            table_TC = _frames(file, first, wanted)
+    except soundfile.LibsndfileError as error:
+        raise AudioError("unreadable file", f"{path}: {_reason(path, error)}") from error
+    samples, mixed = _one_channel(table_TC, channel, path)
+    if len(samples) == 0:
+        raise AudioError("no samples", f"{path} from {start_s:g} s")
+    if not np.isfinite(samples).all():
+        raise AudioError("not finite", f"{path} has samples that are no numbers")
+    short = wanted is not None and len(samples) < wanted - SHORTER_S * rate_Hz
+    broken = wanted is None and (missing > 0 or len(table_TC) < file.frames - first)
+    flaws = {
+        "truncated": short or broken,
+        "mixed to mono": mixed,
+        "clipped": float(np.mean(np.abs(samples) >= FULL_SCALE)) > CLIPPED_SHARE,
+        "silent": not samples.any(),
+    }
+    return Audio(samples, rate_Hz, tuple(name for name, found in flaws.items() if found))
+
+
+def resampled(samples: Samples, from_Hz: int, to_Hz: int) -> Samples:
+    """The same sound at another rate, by a polyphase low-pass filter (Kaiser window, 20 zero crossings)."""
+    if from_Hz == to_Hz:
+        return samples
+    from scipy.signal import resample_poly
+
+    common = math.gcd(from_Hz, to_Hz)
+    return np.asarray(resample_poly(samples, to_Hz // common, from_Hz // common), dtype=np.float32)
+
+
+def _soundfile() -> Any:  # noqa: ANN401  # a module
+    try:
+        import soundfile
+    except ImportError as error:
+        raise MissingExtraError("reading audio", "speech") from error
+    return soundfile
+
+
+def _frames(file: Any, first: int, count: int | None) -> Samples:  # noqa: ANN401  # a SoundFile
+    """Frames × channels; of a file that breaks off, what can be had."""
+    if first >= file.frames:
+        return np.zeros((0, file.channels), np.float32)
+    file.seek(first)
+    left = file.frames - first
+    if count is not None and count < left - file.samplerate / 1000:  # a length rounded to milliseconds cuts nothing off
+        left = count
+    blocks = []
+    try:
+        while left > 0:
+            block = file.read(min(left, 1 << 20), dtype="float32", always_2d=True)
+            blocks.append(block)
+            left = left - len(block) if len(block) else 0
+    except _soundfile().LibsndfileError:
+        if not blocks:
+            file.seek(first)
+            blocks = _salvaged(file)
+    return np.concatenate(blocks) if blocks else np.zeros((0, file.channels), np.float32)
+
+
+def _salvaged(file: Any) -> list[Samples]:  # noqa: ANN401  # a SoundFile
+    """Small blocks up to the one where a compressed file breaks."""
+    blocks: list[Samples] = []
+    try:
+        while len(block := file.read(1024, dtype="float32", always_2d=True)):
+            blocks.append(block)
+    except _soundfile().LibsndfileError:
+        pass
+    return blocks
+
+
+def _one_channel(table_TC: Samples, channel: int | None, path: Path) -> tuple[Samples, bool]:
+    channels = table_TC.shape[1]
+    if channel is not None:
+        if channel >= channels:
+            raise AudioError("missing channel", f"{path} has {channels}, channel {channel} (from 0) was asked for")
+        return np.ascontiguousarray(table_TC[:, channel]), False
+    return table_TC.mean(axis=1, dtype=np.float32), channels > 1
+
+
+def _promised_frames(path: Path, file: Any) -> int:  # noqa: ANN401  # a SoundFile
+    """How many frames the header speaks of, where libsndfile believes the size of the file instead."""
+    if file.format == "NIST":
+        with path.open("rb") as raw:
+            count = re.search(rb"sample_count -i (\d+)", raw.read(1024))
+        return int(count[1]) if count else int(file.frames)
+    data = re.search(r"^data : (\d+) \(should be (\d+)\)", file.extra_info, re.MULTILINE)
+    if data and 0 < int(data[2]) < int(data[1]) < 0xFFFFFFF0:  # a stream of unknown length promises all ones
+        return int(file.frames) + 1
+    return int(file.frames)
+
+
+def _reason(path: Path, error: Exception) -> str:
+    with path.open("rb") as raw:
+        head = raw.read(1024)
+    if head.startswith(b"NIST_1A") and b"shorten" in head:
+        return "sphere compressed by shorten; uncompress it first (sph2pipe -p)"
+    return str(error).partition(": ")[2] or str(error)

@@ -1,0 +1,136 @@
+"""A corpus anyone can write: a folder with a table of utterances, and phone times and a lexicon if there are any.
+
+    DIR/manifest.tsv         a header row, then one utterance per row; columns in any order, tabs between them
+    DIR/align/phones.ctm     optional: phone times
+    DIR/align/words.ctm      optional: word times
+    DIR/lexicon/*.dic        optional: pronunciations
+
+`path` (relative to DIR) and `text` must be there. `id` (else the file's name), `split` (else test), `speaker` (else each
+utterance is its own), `channel` (from 0), `start` and `seconds` may be; other columns are left alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from roundelay.speech.cache import DataError
+from roundelay.speech.corpus import Corpus, Problems, Utterance, split_name
+from roundelay.speech.segments import Segments, read_ctm
+
+NAMES = ("manifest.tsv", "MANIFEST.tsv")
+COLUMNS = ("id", "path", "split", "speaker", "channel", "start", "seconds", "text")
+REQUIRED = ("path", "text")
+SLACK_S = 0.05  # by which phone times may run over the end: half a window, and rounding
+
+
+def manifest(folder: Path, name: str | None = None) -> Corpus:
+    """The corpus in a folder with a manifest; `folder` may be the manifest itself."""
+    table = folder if folder.is_file() else next((folder / file for file in NAMES if (folder / file).is_file()), None)
+    if table is None:
+        raise DataError(f"'{folder}' has no {NAMES[0]}: a table with the columns {', '.join(COLUMNS)}")
+    root = table.parent
+    problems = Problems()
+    rows = _rows(table)
+    ids = _ids(rows)
+    phones, words = (_times(root / "align" / f"{kind}.ctm") for kind in ("phones", "words"))
+    utterances: dict[str, Utterance] = {}
+    for id, row in zip(ids, rows, strict=True):
+        if id in utterances:
+            problems.add("duplicate utterance", id)
+            continue
+        utterance = _utterance(id, row, root, problems)
+        if utterance:
+            utterances[id] = _aligned(utterance, phones, words, problems)
+    for kind, times in (("phone", phones), ("word", words)):
+        for id in sorted(times.keys() - set(ids)):
+            problems.add("stray alignment", f"{id} has {kind} times but is not in {table.name}")
+    lexicons = sorted((root / "lexicon").glob("*.dic"))
+    return Corpus(
+        name or root.name,
+        tuple(utterances.values()),
+        f"the utterances of {table.name}",
+        lexicons[0] if lexicons else None,
+        problems,
+    )
+
+
+def write_manifest(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write a manifest; the first row's keys are the columns."""
+    table = list(rows)
+    with path.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.DictWriter(out, list(table[0]), delimiter="\t", quoting=csv.QUOTE_NONE, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
+
+
+def _rows(table: Path) -> list[dict[str, str]]:
+    with table.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
+        columns = [column.strip() for column in reader.fieldnames or ()]
+        missing = [column for column in REQUIRED if column not in columns]
+        if missing:
+            raise DataError(
+                f"{table} lacks the column {' and '.join(missing)}; its first line is {' | '.join(columns)}"
+            )
+        return [{key.strip(): value.strip() for key, value in row.items() if key} for row in reader]
+
+
+def _ids(rows: list[dict[str, str]]) -> list[str]:
+    """The id column; else file names; where those occur twice, whole paths."""
+    stems = [row.get("id") or Path(row["path"]).stem for row in rows]
+    seen = Counter(stems)
+    paths = [str(Path(row["path"]).with_suffix("")).replace("/", "-") for row in rows]
+    return [
+        stem if row.get("id") or seen[stem] == 1 else path for stem, path, row in zip(stems, paths, rows, strict=True)
+    ]
+
+
+def _utterance(id: str, row: dict[str, str], root: Path, problems: Problems) -> Utterance | None:
+    try:
+        channel = int(row["channel"]) if row.get("channel") else None
+        start_s = float(row.get("start") or 0)
+        duration_s = float(row["seconds"]) if row.get("seconds") else None
+    except ValueError as error:
+        problems.add("bad row", f"{id}: {error}")
+        return None
+    audio = root / row["path"]
+    if not audio.is_file():
+        problems.add("missing file", f"{id}: {audio}")
+        return None
+    if not row["text"]:
+        problems.add("no text", f"{id} (kept: what it is recognised as counts as insertions)")
+    return Utterance(
+        id=id,
+        audio=audio,
+        speaker=row.get("speaker") or id,
+        text=" ".join(row["text"].split()),
+        split=split_name(row.get("split") or "test"),
+        channel=channel,
+        start_s=start_s,
+        duration_s=duration_s,
+    )
+
+
+def _times(path: Path) -> dict[str, Segments]:
+    return read_ctm(path) if path.is_file() else {}
+
+
+def _aligned(
+    utterance: Utterance, phones: Mapping[str, Segments], words: Mapping[str, Segments], problems: Problems
+) -> Utterance:
+    """The utterance with its times; times that contradict the text or the length are left out."""
+    id = utterance.id
+    phone_times, word_times = phones.get(id), words.get(id)
+    if phones and phone_times is None:
+        problems.add("not aligned", id)
+    if word_times and " ".join(word_times.symbols) != utterance.text:
+        problems.add("alignment of other words", f"{id}: '{utterance.text}', aligned '{' '.join(word_times.symbols)}'")
+        return utterance
+    if phone_times and utterance.duration_s and phone_times.end_s > utterance.duration_s + SLACK_S:
+        problems.add("alignment too long", f"{id}: {phone_times.end_s:.2f} s of {utterance.duration_s:.2f} s")
+        return utterance
+    return dataclasses.replace(utterance, phones=phone_times, words=word_times)

@@ -1,0 +1,196 @@
+"""A corpus is a value: utterances, where their audio is, what is said and by whom, and what is wrong with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roundelay.speech.cache import DataError
+from roundelay.speech.segments import Segments
+
+SPLITS = ("train", "valid", "test")
+_ALIASES = {"dev": "valid", "val": "valid", "validation": "valid", "training": "train", "eval": "test"}
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One piece of speech.
+
+    Attributes:
+        id: its name, unique in the corpus.
+        audio: the file; None where a corpus gives features only.
+        channel: of a file with several, counted from 0; None mixes them.
+        start_s: where in the file it begins.
+        duration_s: how long it is; None means up to the end of the file.
+        text: words with spaces between them.
+        phones: phone times, if they are known.
+        words: word times, if they are known.
+        speed: how many times as fast as recorded it is to be heard.
+    """
+
+    id: str
+    audio: Path | None
+    speaker: str
+    text: str
+    split: str
+    channel: int | None = None
+    start_s: float = 0.0
+    duration_s: float | None = None
+    phones: Segments | None = None
+    words: Segments | None = None
+    speed: float = 1.0
+
+    def faster(self, speed: float) -> Utterance:
+        """The same at another speed (Ko et al. 2015), as said by another speaker: pitch and formants move too."""
+        name = f"sp{speed:g}"
+        return dataclasses.replace(
+            self,
+            id=f"{name}-{self.id}",
+            speaker=f"{name}-{self.speaker}",
+            speed=self.speed * speed,
+            phones=self.phones and self.phones.faster(speed),
+            words=self.words and self.words.faster(speed),
+        )
+
+
+class Problems:
+    """What is wrong with a corpus: each kind counted, each case one line.
+
+    >>> problems = Problems()
+    >>> problems.add("missing audio", "u1: no file a.wav")
+    >>> problems.add("missing audio", "u2: no file b.wav")
+    >>> problems.summary()
+    ['missing audio: 2, first u1: no file a.wav']
+    """
+
+    def __init__(self, cases: Iterable[tuple[str, str]] = ()) -> None:
+        self.cases = [(kind, line) for kind, line in cases]
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def add(self, kind: str, line: str) -> None:
+        """Note one case."""
+        self.cases.append((kind, line))
+
+    def counts(self) -> dict[str, int]:
+        """How many of each kind."""
+        return dict(Counter(kind for kind, _ in self.cases))
+
+    def summary(self) -> list[str]:
+        """One line for each kind: how many, and the first."""
+        first: dict[str, str] = {}
+        for kind, line in self.cases:
+            first.setdefault(kind, line)
+        return [f"{kind}: {count}, first {first[kind]}" for kind, count in self.counts().items()]
+
+
+class FrameSource(Protocol):
+    """Features that somebody else has computed; a value that can be sent to other processes."""
+
+    def __call__(self, utterance: Utterance) -> NDArray[np.float32]:
+        """T×F, or F for the whole utterance; DataError if there are none."""
+
+    def fingerprint(self) -> str:
+        """Changes when the features may have changed."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Utterances and what belongs to all of them.
+
+    Attributes:
+        description: one sentence.
+        lexicon: a pronunciation dictionary (a word and its phones on each line), if the corpus brings one.
+        frames: features that replace our own, if the corpus brings them (T×F for an utterance).
+        appended: more features beside the first (fMLLR, i-vectors), T×F or one vector for the whole utterance.
+        pdfs: state numbers of each frame, if the corpus brings such alignments.
+    """
+
+    name: str
+    utterances: tuple[Utterance, ...]
+    description: str = ""
+    lexicon: Path | None = None
+    problems: Problems = field(default_factory=Problems, compare=False)
+    frames: FrameSource | None = None
+    appended: tuple[FrameSource, ...] = ()
+    pdfs: Mapping[str, NDArray[np.int32]] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.utterances:
+            raise DataError(f"corpus {self.name} has no usable utterance; {'; '.join(self.problems.summary())}")
+
+    def __len__(self) -> int:
+        return len(self.utterances)
+
+    def __getitem__(self, id: str) -> Utterance:
+        try:
+            return self._by_id[id]
+        except KeyError:
+            raise DataError(f"corpus {self.name} has no utterance '{id}'") from None
+
+    @property
+    def _by_id(self) -> dict[str, Utterance]:
+        known: dict[str, Utterance] | None = self.__dict__.get("_index")
+        if known is None:
+            known = {utterance.id: utterance for utterance in self.utterances}
+            object.__setattr__(self, "_index", known)
+        return known
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of its splits, train, valid and test first."""
+        found = {utterance.split for utterance in self.utterances}
+        return (*(name for name in SPLITS if name in found), *sorted(found.difference(SPLITS)))
+
+    def split(self, name: str) -> tuple[Utterance, ...]:
+        """The utterances of one split."""
+        found = tuple(utterance for utterance in self.utterances if utterance.split == name)
+        if not found:
+            raise DataError(f"corpus {self.name} has no split '{name}'; it has {', '.join(self.splits)}")
+        return found
+
+    @property
+    def phone_set(self) -> tuple[str, ...]:
+        """The phones of all alignments, sorted."""
+        aligned = (utterance.phones for utterance in self.utterances if utterance.phones)
+        return tuple(sorted({phone for phones in aligned for phone in phones.symbols}))
+
+    def replace(self, **changes: Any) -> Corpus:  # noqa: ANN401  # the fields of this class
+        """The same corpus with other values in some fields."""
+        return dataclasses.replace(self, **changes)
+
+    def realigned(self, phones: Mapping[str, Segments], words: Mapping[str, Segments] | None = None) -> Corpus:
+        """The same utterances with other phone (and word) times; those that have no new ones lose theirs."""
+        return self.replace(
+            utterances=tuple(
+                dataclasses.replace(
+                    utterance,
+                    phones=phones.get(utterance.id),
+                    words=utterance.words if words is None else words.get(utterance.id),
+                )
+                for utterance in self.utterances
+            )
+        )
+
+    def speed_perturbed(self, speeds: Iterable[float] = (0.9, 1.1)) -> Corpus:
+        """With copies of the training utterances at other speeds."""
+        copies = (utt.faster(speed) for speed in speeds for utt in self.utterances if utt.split == "train")
+        return self.replace(utterances=(*self.utterances, *copies))
+
+
+def split_name(text: str) -> str:
+    """The usual name of a split.
+
+    >>> split_name("dev"), split_name("Train")
+    ('valid', 'train')
+    """
+    name = text.strip().lower()
+    return _ALIASES.get(name, name)

@@ -5,6 +5,9 @@ RoundelayError
 ├── StrategyError       a model, an optimizer or a setting that a strategy cannot work with
 ├── PeerLostError       a peer that was needed died, froze or left; names it
 ├── LaunchError         an environment that does not say which learner this is
+├── ConfigError         a key, a value or a combination of settings that a run cannot have
+├── CheckpointError     a checkpoint that is torn, altered or not there
+├── DivergedError       training whose loss or gradients stay non-finite
 ├── HandshakeError      a connection whose other end is not a learner of this run
 ├── DeadlockError       on the virtual clock, learners wait and nothing can happen any more
 ├── UsageError          a command line that cannot be understood
@@ -39,6 +42,18 @@ class PeerLostError(RoundelayError, ConnectionError):
 
 class LaunchError(RoundelayError, RuntimeError):
     """An environment that does not say which learner this is."""
+
+
+class ConfigError(RoundelayError, ValueError):
+    """A key, a value or a combination of settings that a run cannot have."""
+
+
+class CheckpointError(RoundelayError, OSError):
+    """A checkpoint that is torn, altered or not there."""
+
+
+class DivergedError(RoundelayError, ArithmeticError):
+    """Training whose loss or gradients stay non-finite."""
 
 
 class HandshakeError(RoundelayError, ConnectionError):

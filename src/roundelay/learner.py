@@ -126,7 +126,8 @@ class Learner:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart besides module and optimizer."""
+        """What must survive a restart besides module and optimizer. What is under way comes in first."""
+        self._run(self.strategy.drain())
         return {"steps": self.steps, "strategy": self.strategy.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

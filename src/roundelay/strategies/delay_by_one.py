@@ -33,6 +33,7 @@ class DelayByOne(Strategy):
         self.delayed = delayed
         self._steps = 0
         self._restarted = False
+        self._pending: list[Tensor] = []  # gradients: the sum under way, of the run that this one resumes
 
     def agreement(self) -> str:
         """What is summed."""
@@ -56,6 +57,9 @@ class DelayByOne(Strategy):
         """Bring in what was reduced meanwhile."""
         yield from self._reducing
         if self.delayed == "gradients":
+            for part, pending in zip(self._sum.flat.parts, self._pending, strict=False):
+                part.copy_(pending)
+            self._pending = []
             self._exchange_gradients()
             return
         if self._restarted:  # that sum was of the weights from before load_state_dict
@@ -89,6 +93,10 @@ class DelayByOne(Strategy):
             self._start(active=1.0)
         yield from ()
 
+    def drain(self) -> Steps:
+        """What everybody has sent comes in; it is part of the next step."""
+        yield from self._reducing
+
     def finish(self) -> Steps:
         """Go on contributing until nobody is active any more."""
         while True:
@@ -105,9 +113,13 @@ class DelayByOne(Strategy):
         """Averages so far."""
         return {"rounds": self._steps}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Once drained: the sum of gradients that the next step will apply; weights are sent again."""
+        return {"pending": [part.clone() for part in self._sum.flat.parts] if self.delayed == "gradients" else []}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the weights that the module has now. All learners do so before their next step."""
-        self._restarted = True
+        self._restarted, self._pending = True, list(state["pending"])
 
 
 class _Sum:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from roundelay.training.config import TaskConfig
+
+__all__ = ["Batch", "Task", "TaskConfig"]
+
 Batch: TypeAlias = Any  # tensors, or tuples and dictionaries of tensors; whatever `loss` of the same task takes
-
-
-@dataclass(frozen=True)
-class TaskConfig:
-    """Settings of a task without any; a task with settings has a frozen dataclass of its own, derived from this one."""
 
 
 class Task(ABC):
@@ -24,7 +22,7 @@ class Task(ABC):
     Samples have numbers, 0 .. len(task)-1; which learner trains on which of them, and when, is not the task's business.
 
     Attributes:
-        Config: the dataclass that `config` is an instance of; its fields are the keys of the `[task]` table.
+        Config: the dataclass that `config` is an instance of; its fields are the keys of the `[settings]` table.
         judged_by: the figure of `evaluate` that says which model is best; it begins with '-' if less is better.
     """
 
@@ -33,6 +31,10 @@ class Task(ABC):
 
     def __init__(self, config: Any, seed: int) -> None:  # noqa: ANN401  # each task's own dataclass
         self.config, self.seed = config, seed
+
+    @classmethod
+    def check(cls, config: Any) -> None:  # noqa: ANN401
+        """Raise ConfigError for settings that cannot work, such as a path with no data; asked before learners start."""
 
     @abstractmethod
     def __len__(self) -> int:

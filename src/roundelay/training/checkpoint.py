@@ -1,0 +1,280 @@
+"""Checkpoints: one safetensors file per learner, and a manifest with checksums. Nothing is ever unpickled.
+
+    checkpoints/000000012800/learner-0.safetensors    weights, buffers, optimizer, random states, ...
+                             learner-0.json           its checksum, written when the file is whole
+                             manifest.json            written when all learners' files are there
+    checkpoints/best.json                             which one was judged best
+
+Files are written under another name, flushed and renamed, so that what has its name is whole. Learners write in the
+background, each on its own: a slow or dead one keeps nobody waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from roundelay.errors import CheckpointError
+
+log = logging.getLogger("roundelay")
+
+FORMAT = 1
+MANIFEST, BEST = "manifest.json", "best.json"
+
+
+def split_tree(tree: Any, path: str = "") -> tuple[Any, dict[str, Tensor]]:  # noqa: ANN401
+    """A tree of dictionaries, lists, tuples, tensors and plain values as JSON, and the tensors that it refers to.
+
+    >>> import torch
+    >>> split_tree({"x": torch.zeros(2), 3: (1.5, None)})[0]
+    {'pairs': [['x', {'tensor': '/x'}], [3, {'tuple': [1.5, None]}]]}
+    """
+    if isinstance(tree, Tensor):
+        return {"tensor": path}, {path: tree}
+    if isinstance(tree, dict):
+        parts = {key: split_tree(value, f"{path}/{key}") for key, value in tree.items()}
+        return {"pairs": [[key, part[0]] for key, part in parts.items()]}, _merged(part[1] for part in parts.values())
+    if isinstance(tree, list | tuple):
+        items = [split_tree(value, f"{path}/{index}") for index, value in enumerate(tree)]
+        kind = "tuple" if isinstance(tree, tuple) else "list"
+        return {kind: [item[0] for item in items]}, _merged(item[1] for item in items)
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree, {}
+    raise CheckpointError(
+        f"cannot save {path or 'this'}: a {type(tree).__name__} is neither a tensor nor a plain value"
+    )
+
+
+def join_tree(shape: Any, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401
+    """The tree that `split_tree` took apart."""
+    if not isinstance(shape, dict):
+        return shape
+    ((kind, value),) = shape.items()
+    if kind == "tensor":
+        return tensors[value]
+    if kind == "pairs":
+        return {key: join_tree(item, tensors) for key, item in value}
+    items = [join_tree(item, tensors) for item in value]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _merged(dictionaries: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {key: value for each in dictionaries for key, value in each.items()}
+
+
+def read_state(path: Path) -> Any:  # noqa: ANN401
+    """What a learner saved. Raises CheckpointError if the file is not what was written."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            shape = json.loads((file.metadata() or {})["state"])
+            return join_tree(shape, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"'{path}' is torn or altered: {type(error).__name__}: {error}") from error
+
+
+def snapshot(tree: Any) -> Any:  # noqa: ANN401
+    """A copy of the tree that training does not change any more; tensors come to the CPU."""
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, dict):
+        return {key: snapshot(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(snapshot(value) for value in tree)
+    return tree
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete one."""
+
+    folder: Path
+    place: int
+    files: dict[int, tuple[str, str]]  # learner: name, sha256
+
+    def path(self, learner: int) -> Path:
+        """That learner's file."""
+        return self.folder / self.files[learner][0]
+
+    def verify(self) -> None:
+        """Raise CheckpointError, naming the file, unless every byte is as it was written."""
+        for learner, (_, expected) in self.files.items():
+            path = self.path(learner)
+            try:
+                with path.open("rb") as file:
+                    digest = hashlib.sha256()
+                    while piece := file.read(2**22):
+                        digest.update(piece)
+            except OSError as error:
+                raise CheckpointError(f"cannot read '{path}': {error.strerror}") from None
+            if digest.hexdigest() != expected:
+                raise CheckpointError(f"'{path}' is torn or altered: its checksum is not the one in {MANIFEST}")
+
+
+def complete(folder: Path) -> list[Checkpoint]:
+    """The complete checkpoints, oldest first. Raises CheckpointError for a manifest that cannot be read."""
+    return [_read_manifest(path) for path in sorted(folder.glob(f"*/{MANIFEST}"))]
+
+
+def _read_manifest(path: Path) -> Checkpoint:
+    try:
+        manifest = json.loads(path.read_text())
+        if manifest["format"] != FORMAT:
+            raise CheckpointError(f"'{path}' has format {manifest['format']!r}; this version reads {FORMAT}")
+        files = {int(each["learner"]): (_bare(each["file"]), str(each["sha256"])) for each in manifest["files"]}
+        return Checkpoint(path.parent, int(manifest["place"]), files)
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"'{path}' is torn or altered: {type(error).__name__}: {error}") from error
+
+
+def _bare(name: str) -> str:
+    if os.sep in name or name.startswith("."):
+        raise ValueError(f"'{name}' is no name of a file beside the manifest")
+    return name
+
+
+def choose(folder: Path, place: int | None = None) -> Checkpoint:
+    """The newest complete checkpoint, or the one at `place`, verified.
+
+    Raises CheckpointError if there is none, or if it is torn or altered; then it says which one can be used instead.
+    """
+    names = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))
+    if not names:
+        raise CheckpointError(f"there is no complete checkpoint in '{folder}'; start without --resume")
+    wanted = names[-1] if place is None else _name(place)
+    if wanted not in names:
+        raise CheckpointError(f"there is no checkpoint at {place}; there are {', '.join(str(int(n)) for n in names)}")
+    try:
+        return _whole(folder / wanted)
+    except CheckpointError as error:
+        whole = next((int(name) for name in reversed(names) if name != wanted and _is_whole(folder / name)), None)
+        hint = "no other one is whole" if whole is None else f"the one at {whole} is whole: --resume {whole}"
+        raise CheckpointError(f"{error}; {hint}") from None
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        _whole(folder)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _whole(folder: Path) -> Checkpoint:
+    checkpoint = _read_manifest(folder / MANIFEST)
+    checkpoint.verify()
+    return checkpoint
+
+
+def _name(place: int) -> str:
+    return f"{place:015d}"
+
+
+class Checkpoints:
+    """One learner's side of the checkpoints of a run.
+
+    Args:
+        folder: where they are.
+        rank: this learner.
+        keep: how many complete ones, besides the best.
+    """
+
+    def __init__(self, folder: Path, rank: int, keep: int) -> None:
+        self.folder, self._rank, self._keep = folder, rank, keep
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="roundelay-checkpoint")
+        self._writing: Future[None] | None = None
+
+    def save(self, place: int, state: Any, learners: Iterable[int]) -> None:  # noqa: ANN401
+        """Copy the state, and write it in the background; complete when all `learners` have done so."""
+        self.wait()
+        self._writing = self._writer.submit(self._write, place, snapshot(state), tuple(learners))
+
+    def wait(self) -> None:
+        """Until the last one is written."""
+        if self._writing is None:
+            return
+        try:
+            self._writing.result()
+        except OSError as error:  # a full disk costs a checkpoint, not the run
+            log.error("learner %d could not write a checkpoint: %s", self._rank, error)
+        self._writing = None
+
+    def close(self) -> None:
+        """Finish writing."""
+        self.wait()
+        self._writer.shutdown()
+
+    def _write(self, place: int, state: Any, learners: tuple[int, ...]) -> None:  # noqa: ANN401
+        shape, tensors = split_tree(state)
+        data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"state": json.dumps(shape)})
+        folder = self.folder / _name(place)
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"learner-{self._rank}"
+        write_whole(folder / f"{name}.safetensors", data)
+        entry = {
+            "learner": self._rank,
+            "file": f"{name}.safetensors",
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "bytes": len(data),
+        }
+        write_whole(folder / f"{name}.json", json.dumps(entry).encode())
+        self._complete(folder, place, learners)
+
+    def _complete(self, folder: Path, place: int, learners: tuple[int, ...]) -> None:
+        """Whoever finds everybody's file writes the manifest; it is the same, whoever does."""
+        entries = [folder / f"learner-{learner}.json" for learner in learners]
+        if not all(entry.exists() for entry in entries):
+            return
+        files = [json.loads(entry.read_text()) for entry in entries]
+        document = {"format": FORMAT, "place": place, "files": files}
+        write_whole(folder / MANIFEST, json.dumps(document, indent=2).encode())
+        self._prune()
+
+    def mark_best(self, place: int) -> None:
+        """Never prune that one."""
+        write_whole(self.folder / BEST, json.dumps({"place": place}).encode())
+
+    def best(self) -> int | None:
+        """The place of the one judged best."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return int(json.loads((self.folder / BEST).read_text())["place"])
+        return None
+
+    def _prune(self) -> None:
+        """Remove what is older than the newest ones to keep; slower learners may still write to newer ones."""
+        names = sorted(path.parent.name for path in self.folder.glob(f"*/{MANIFEST}"))
+        best = self.best()
+        for path in sorted(self.folder.iterdir()):
+            if (
+                path.is_dir()
+                and path.name < names[-self._keep :][0]
+                and path.name != (best is not None and _name(best))
+            ):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write under another name, flush to the disk, rename: what is called `path` is whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,138 @@
+"""Recipes: a task with its configuration, by name, from a TOML file, or as `module:Class`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from roundelay.errors import ConfigError, unknown
+from roundelay.training import config as configuration
+from roundelay.training.config import Config
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from roundelay.training.task import Task
+
+_PACKAGED = Path(__file__).parents[1] / "recipes"  # in a wheel
+_SOURCE = Path(__file__).parents[3] / "recipes"  # in a clone
+
+
+def built_in() -> dict[str, Path]:
+    """The recipes that come with Roundelay, by name."""
+    folder = _PACKAGED if _PACKAGED.is_dir() else _SOURCE
+    return {path.parent.name: path for path in sorted(folder.glob("*/config.toml"))}
+
+
+def table_of(recipe: str) -> dict[str, Any]:
+    """The configuration as plain values: of a built-in recipe, of a TOML file, or of a task alone.
+
+    Raises ConfigError if there is no such recipe or the file is no TOML.
+    """
+    if re.fullmatch(r"[\w.]+:\w+", recipe):
+        return {"task": recipe}
+    path = Path(recipe) if recipe.endswith(".toml") else built_in().get(recipe)
+    if path is None:
+        raise ConfigError(
+            unknown("recipe", recipe, built_in()) + "; or a file that ends in .toml, or a task as module:Class"
+        )
+    return read_toml(path)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises ConfigError, with the line, if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read '{path}': {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"'{path}' is no TOML: {error}") from None
+
+
+def task_class(name: str) -> type[Task]:
+    """The Task called `module:Class`; the working directory is searched, too.
+
+    Raises ConfigError if it cannot be imported or is no Task.
+    """
+    from roundelay.training.task import Task
+
+    module_name, _, class_name = name.partition(":")
+    if not class_name:
+        raise ConfigError(f"task must be module:Class, such as roundelay.training.tiny:Digits, got '{name}'")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except ImportError as error:
+        raise ConfigError(f"cannot import the task '{name}': {error}") from error
+    except AttributeError:
+        raise ConfigError(f"the module '{module_name}' has no '{class_name}'") from None
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise ConfigError(f"'{name}' is no task; it must be a class derived from roundelay.Task")
+    return found
+
+
+def resolve(table: Mapping[str, Any], settings: Iterable[tuple[str, str]] = ()) -> Config:
+    """The checked configuration of a table, with (key, text) pairs of the command line on top.
+
+    Raises ConfigError for whatever cannot work, before anything is started.
+    """
+    task = table.get("task")
+    if not isinstance(task, str):
+        raise ConfigError(f"task must be module:Class, got {task!r}")
+    chosen = task_class(task)
+    kind = configuration.with_settings(chosen.Config)
+    values = dict(table)
+    for key, text in settings:
+        values = configuration.assigned(kind, values, key, text)
+    config = configuration.read(kind, values)
+    check(config)
+    chosen.check(config.settings)
+    return config
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError if settings contradict each other."""
+    from roundelay.errors import StrategyError, TopologyError
+    from roundelay.topology.catalogue import named
+
+    config.slowness()
+    groups = config.learners
+    if config.group_size > 1:
+        if config.learners % config.group_size:
+            raise ConfigError(f"group_size {config.group_size} must divide the {config.learners} learners")
+        groups //= config.group_size
+    if config.group_size != 1 and config.strategy in ("allreduce", "delay-by-one-gradients"):
+        raise ConfigError(
+            f"group_size {config.group_size} makes super-learners, between which weights are averaged, but strategy "
+            f"'{config.strategy}' averages gradients; use adpsgd, dpsgd or delay-by-one, or group_size 1"
+        )
+    if config.budget.epochs <= 0:
+        raise ConfigError(f"budget.epochs must be more than 0, got {config.budget.epochs:g}")
+    if config.checkpoint.every_epochs <= 0:
+        raise ConfigError(f"checkpoint.every_epochs must be more than 0, got {config.checkpoint.every_epochs:g}")
+    if config.optimizer.nesterov and not config.optimizer.momentum:
+        raise ConfigError("optimizer.nesterov needs a momentum above 0, got 0.0")
+    if config.schedule.warmup_epochs > config.budget.epochs:
+        raise ConfigError(
+            f"schedule.warmup_epochs {config.schedule.warmup_epochs:g} is longer than the run, "
+            f"budget.epochs {config.budget.epochs:g}"
+        )
+    try:
+        if config.group_size:
+            named(config.topology, groups, config.seed)
+    except (TopologyError, StrategyError) as error:
+        raise ConfigError(f"topology: {error}") from None
+
+
+def as_table(config: Config) -> dict[str, Any]:
+    """The configuration as plain values; `resolve` makes it a Config again."""
+    return dataclasses.asdict(cast(Any, config))

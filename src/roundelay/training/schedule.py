@@ -1,0 +1,51 @@
+"""The learning rate as a function of the samples that all learners together have used."""
+
+from __future__ import annotations
+
+import math
+
+from roundelay.training.config import OptimizerConfig, ScheduleConfig
+
+
+class Schedule:
+    r"""Linear scaling with the batch of all learners, linear warm-up, then constant, a factor per epoch, or cosine.
+
+    $lr(s) = lr_0 (1 + (B/B_0 - 1) \min(1, s/w)) \cdot decay(s)$, with s samples used, the batch B of all learners, the
+    reference batch $B_0$ and w samples of warm-up. It counts samples, so that it means the
+    same for every strategy and number of learners.
+
+    Args:
+        optimizer: whose rate it is.
+        schedule: its shape.
+        batch: samples per step of all learners.
+        epoch: samples in an epoch.
+        total: samples in the run.
+
+    >>> papers = ScheduleConfig(reference_batch=256, warmup_epochs=10, shape="factor", decay_after_epochs=10)
+    >>> schedule = Schedule(OptimizerConfig(lr=0.1), papers, batch=2560, epoch=1000, total=16000)
+    >>> [round(schedule.at(1000 * epoch), 3) for epoch in (0, 5, 10, 11, 12)]
+    [0.1, 0.55, 0.707, 0.5, 0.354]
+    """
+
+    def __init__(
+        self, optimizer: OptimizerConfig, schedule: ScheduleConfig, *, batch: int, epoch: int, total: int
+    ) -> None:
+        self._lr, self._config = optimizer.lr, schedule
+        self._scale = batch / schedule.reference_batch if schedule.reference_batch else 1.0
+        self._epoch, self._total = epoch, total
+
+    def at(self, samples: int) -> float:
+        """The rate of a step that begins after so many samples."""
+        epochs = samples / self._epoch
+        warmup = self._config.warmup_epochs
+        warmed = min(1.0, epochs / warmup) if warmup else 1.0
+        return self._lr * (1 + (self._scale - 1) * warmed) * self._decay(epochs, warmup)
+
+    def _decay(self, epochs: float, warmup: float) -> float:
+        if self._config.shape == "factor":
+            return float(self._config.factor ** max(0, math.floor(epochs - self._config.decay_after_epochs + 1e-9) + 1))
+        if self._config.shape == "cosine":
+            total = self._total / self._epoch
+            done = min(1.0, max(0.0, (epochs - warmup) / (total - warmup))) if total > warmup else 0.0
+            return 0.5 * (1 + math.cos(math.pi * done))
+        return 1.0

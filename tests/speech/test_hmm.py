@@ -16,6 +16,7 @@ from roundelay.speech.hmm import (
     state_labels,
 )
 from roundelay.speech.lexicon import SpeechError
+from roundelay.speech.segments import segments
 
 TYING = Monophones(("SIL", "A", "B", "C"))
 
@@ -28,23 +29,23 @@ def test_state_numbers_phones_and_positions_agree():
 
 
 def test_every_frame_takes_the_phone_at_its_centre_and_gaps_are_silence():
-    found = occurrences([(0.02, 0.03, "A"), (0.07, 0.02, "B")], 10, TYING)
+    found = occurrences(segments([("A", 0.02, 0.03), ("B", 0.07, 0.02)]), 10, TYING)
     assert found.phones.tolist() == [0, 1, 0, 2, 0]
     assert found.starts.tolist() == [0, 2, 5, 7, 9]
 
 
 def test_silence_given_and_silence_filled_in_are_one():
-    assert occurrences([(0.0, 0.02, "SIL"), (0.05, 0.02, "A")], 7, TYING).phones.tolist() == [0, 1]
+    assert occurrences(segments([("SIL", 0.0, 0.02), ("A", 0.05, 0.02)]), 7, TYING).phones.tolist() == [0, 1]
 
 
 def test_repeated_phones_stay_two():
-    labels = frame_labels([(0.0, 0.03, "A"), (0.03, 0.03, "A")], 6, TYING)
+    labels = frame_labels(segments([("A", 0.0, 0.03), ("A", 0.03, 0.03)]), 6, TYING)
     assert labels.tolist() == [3, 4, 5, 3, 4, 5]
 
 
 def test_an_utterance_without_phones_or_frames_is_silence_or_nothing():
-    assert set(frame_labels([], 7, TYING)) == {0, 1, 2}
-    assert frame_labels([], 0, TYING).shape == (0,)
+    assert set(frame_labels(segments([]), 7, TYING)) == {0, 1, 2}
+    assert frame_labels(segments([]), 0, TYING).shape == (0,)
 
 
 @given(
@@ -79,7 +80,7 @@ def test_priors_are_relative_frequencies_that_sum_to_one():
 
 def test_unknown_phones_are_named_with_a_guess():
     with pytest.raises(SpeechError, match=r"unknown phone 'SILL'; did you mean 'SIL'\?"):
-        frame_labels([(0, 1, "SILL")], 100, TYING)
+        frame_labels(segments([("SILL", 0, 1)]), 100, TYING)
 
 
 def test_one_state_per_phone_is_refused_with_the_reason():

@@ -23,19 +23,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from roundelay.errors import unknown
 from roundelay.speech.lexicon import SpeechError
+from roundelay.speech.segments import FRAME_SHIFT_S, Ints, Segments, segments
 
-Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
-
-FRAME_SHIFT_S = 0.01
-
-
-class Segment(NamedTuple):
-    """A phone or a word in time; a line of a CTM file."""
-
-    start_s: float
-    duration_s: float
-    label: str
 
 
 class Tying(ABC):
@@ -143,19 +133,15 @@ class Occurrences(NamedTuple):
         return padded[:-2], padded[2:]
 
 
-def occurrences(
-    segments: Iterable[tuple[float, float, str]], num_frames: int, tying: Tying, frame_shift_s: float = FRAME_SHIFT_S
-) -> Occurrences:
+def occurrences(phones: Segments, num_frames: int, tying: Tying) -> Occurrences:
     """Phones in frames: frame t belongs to the segment in which its centre (t + ½)·shift lies, otherwise to silence."""
-    ordered = sorted(segments)
-    start = np.array([s for s, _, _ in ordered])
-    end = start + np.array([d for _, d, _ in ordered])
+    start, duration = np.array(phones.starts_s), np.array(phones.durations_s)
     # The last element serves index −1: frames before the first segment, or in a gap.
-    number = np.array([*(tying.number(phone) for *_, phone in ordered), 0], dtype=np.int32)
-    centre = (np.arange(num_frames) + 0.5) * frame_shift_s
+    number = np.array([*(tying.number(phone) for phone in phones.symbols), 0], dtype=np.int32)
+    centre = (np.arange(num_frames) + 0.5) * FRAME_SHIFT_S
     owner = np.searchsorted(start, centre, side="right") - 1
-    if ordered:
-        owner[(owner >= 0) & (centre >= end[owner])] = -1
+    if len(phones):
+        owner[(owner >= 0) & (centre >= (start + duration)[owner])] = -1
     phone = number[owner]
     both_silent = (phone[1:] == 0) & (phone[:-1] == 0)
     begins = np.flatnonzero(np.concatenate([[num_frames > 0], (np.diff(owner) != 0) & ~both_silent]))
@@ -163,25 +149,24 @@ def occurrences(
 
 
 def state_labels(found: Occurrences, tying: Tying) -> Ints:
-    """One state per frame: each phone's d frames are shared evenly, frame i of d gets position ⌊i·n/d⌋."""
+    """One state per frame: each phone's d frames are shared evenly, frame i of d gets position ⌊n(i + ½)/d⌋."""
     left, right = found.neighbours
     durations = found.durations
     which = np.repeat(np.arange(len(found.phones)), durations)
     place = np.arange(found.num_frames) - found.starts[which]
-    position = place * tying.states_per_phone // durations[which]
+    position = tying.states_per_phone * (2 * place + 1) // (2 * durations[which])
     labels: Ints = tying.chains(left, found.phones, right)[which, position]
     return labels
 
 
-def frame_labels(
-    segments: Iterable[tuple[float, float, str]], num_frames: int, tying: Tying, frame_shift_s: float = FRAME_SHIFT_S
-) -> Ints:
-    """State labels of an utterance from (start, duration, phone) in seconds; what no segment covers is silence.
+def frame_labels(phones: Segments, num_frames: int, tying: Tying) -> Ints:
+    """State labels of an utterance from the times of its phones; what no segment covers is silence.
 
-    >>> frame_labels([(0.0, 0.03, "T"), (0.03, 0.04, "AH")], 10, Monophones(("SIL", "AH", "T"))).tolist()
-    [6, 7, 8, 3, 3, 4, 5, 0, 1, 2]
+    >>> alignment = Segments(("T", "AH"), (0.0, 0.03), (0.03, 0.04))
+    >>> frame_labels(alignment, 10, Monophones(("SIL", "AH", "T"))).tolist()
+    [6, 7, 8, 3, 4, 4, 5, 0, 1, 2]
     """
-    return state_labels(occurrences(segments, num_frames, tying, frame_shift_s), tying)
+    return state_labels(occurrences(phones, num_frames, tying), tying)
 
 
 def phones_in(labels_T: ArrayLike, tying: Tying) -> Occurrences:
@@ -198,13 +183,11 @@ def phones_in(labels_T: ArrayLike, tying: Tying) -> Occurrences:
     return Occurrences(phone[begins].astype(np.int32), begins.astype(np.int32), len(labels))
 
 
-def phone_segments(labels_T: ArrayLike, tying: Tying, frame_shift_s: float = FRAME_SHIFT_S) -> list[Segment]:
+def phone_segments(labels_T: ArrayLike, tying: Tying) -> Segments:
     """Phones of a state alignment, in seconds."""
     found = phones_in(labels_T, tying)
-    return [
-        Segment(round(start * frame_shift_s, 6), round(duration * frame_shift_s, 6), tying.phones[phone])
-        for phone, start, duration in zip(found.phones, found.starts, found.durations, strict=True)
-    ]
+    times = zip(found.phones, found.starts * FRAME_SHIFT_S, found.durations * FRAME_SHIFT_S, strict=True)
+    return segments((tying.phones[phone], round(start, 6), round(duration, 6)) for phone, start, duration in times)
 
 
 def counts(labels: Iterable[ArrayLike], num_states: int) -> NDArray[np.int64]:

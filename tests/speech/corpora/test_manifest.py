@@ -1,0 +1,103 @@
+"""A table anyone can write is a corpus; what is wrong with a row costs that row."""
+
+from __future__ import annotations
+
+import pytest
+from sounds import noise, save
+
+from roundelay.speech.cache import DataError
+from roundelay.speech.corpora.manifest import manifest, write_manifest
+from roundelay.speech.segments import segments, write_ctm
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("a/one.wav", "a/two.wav", "b/two.wav"):
+        save(tmp_path / name, noise(1.0))
+    return tmp_path
+
+
+def table(folder, text):
+    (folder / "manifest.tsv").write_text(text)
+    return manifest(folder)
+
+
+def test_path_and_text_are_enough(folder):
+    corpus = table(folder, "path\ttext\na/one.wav\tone\na/two.wav\ttwo\nb/two.wav\t two  two \n")
+    assert [(utt.id, utt.speaker, utt.text, utt.split) for utt in corpus.utterances] == [
+        ("one", "one", "one", "test"),
+        ("a-two", "a-two", "two", "test"),
+        ("b-two", "b-two", "two two", "test"),
+    ]
+    assert len(corpus.problems) == 0
+
+
+def test_all_columns_in_any_order_and_others_beside_them(folder):
+    corpus = table(
+        folder,
+        "text\tgender\tspeaker\tsplit\tseconds\tstart\tchannel\tid\tpath\nyes\tf\tann\tdev\t0.5\t0.25\t1\tu7\ta/one.wav\n",
+    )
+    (only,) = corpus.utterances
+    assert (only.id, only.speaker, only.split, only.text) == ("u7", "ann", "valid", "yes")
+    assert (only.channel, only.start_s, only.duration_s, only.audio) == (1, 0.25, 0.5, folder / "a/one.wav")
+
+
+def test_absolute_paths_windows_line_ends_and_a_byte_order_mark_are_fine(folder):
+    path = folder / "a/one.wav"
+    (folder / "manifest.tsv").write_bytes(f'\ufeffpath\ttext\r\n{path}\tone "quoted\r\n'.encode())
+    (only,) = manifest(folder / "manifest.tsv").utterances
+    assert (only.audio, only.text) == (path, 'one "quoted')
+
+
+def test_bad_rows_are_counted_and_the_others_used(folder):
+    corpus = table(
+        folder,
+        "id\tpath\tsplit\tstart\ttext\n"
+        "u1\ta/one.wav\ttrain\t0\tone\n"
+        "u1\ta/two.wav\ttrain\t0\ttwo\n"
+        "u2\tgone.wav\ttrain\t0\tgone\n"
+        "u3\ta/two.wav\ttrain\tsoon\ttwo\n"
+        "u4\tb/two.wav\ttrain\t0\t\n"
+        "u5\tb/two.wav\n",
+    )
+    assert [utterance.id for utterance in corpus.utterances] == ["u1", "u4", "u5"]
+    assert corpus.problems.counts() == {"duplicate utterance": 1, "missing file": 1, "bad row": 1, "no text": 2}
+    assert corpus["u5"].split == "test"
+
+
+def test_times_are_attached_and_checked_against_text_and_length(folder):
+    (folder / "align").mkdir()
+    phones = {id: segments([("A", 0.0, length)]) for id, length in (("u1", 0.9), ("u2", 1.5), ("u3", 0.9), ("u9", 0.9))}
+    words = {"u1": segments([("one", 0.0, 0.9)]), "u3": segments([("won", 0.0, 0.9)])}
+    write_ctm(folder / "align/phones.ctm", phones)
+    write_ctm(folder / "align/words.ctm", words)
+    rows = [
+        {"id": f"u{n}", "path": path, "seconds": 1.0, "text": "one"}
+        for n, path in enumerate(("a/one.wav", "a/two.wav", "b/two.wav", "b/two.wav"), 1)
+    ]
+    write_manifest(folder / "manifest.tsv", rows)
+    corpus = manifest(folder)
+    assert corpus["u1"].phones == phones["u1"]
+    assert corpus["u1"].words == words["u1"]
+    assert [corpus[id].phones for id in ("u2", "u3", "u4")] == [None, None, None]
+    assert corpus.problems.counts() == {
+        "alignment too long": 1,
+        "alignment of other words": 1,
+        "not aligned": 1,
+        "stray alignment": 1,
+    }
+
+
+def test_a_lexicon_beside_it_is_found(folder):
+    (folder / "lexicon").mkdir()
+    (folder / "lexicon/mine.dic").write_text("one W AH N\n")
+    assert table(folder, "path\ttext\na/one.wav\tone\n").lexicon == folder / "lexicon/mine.dic"
+
+
+def test_what_is_no_manifest_is_told(folder):
+    with pytest.raises(DataError, match=r"has no manifest.tsv: a table with the columns id, path"):
+        manifest(folder)
+    with pytest.raises(DataError, match=r"lacks the column text; its first line is path \| words"):
+        table(folder, "path\twords\na/one.wav\tone\n")
+    with pytest.raises(DataError, match="lacks the column path and text"):
+        table(folder, "")

@@ -27,16 +27,8 @@ class LoadingSpeed:
     limit_per_s: float
 
 
-def loading_speed(task: Task, batch: int, workers: int, seconds: float = 3.0) -> LoadingSpeed:
-    """Measure both for batches of that size and that many processes (0: in this one), for `seconds` each."""
-    prepared = _Prepared(task, batch)
-    return LoadingSpeed(
-        _images_per_s(prepared, batch, workers, seconds), _images_per_s(_Ready(prepared[0]), batch, workers, seconds)
-    )
-
-
-class _Prepared(Dataset[Batch]):
-    """Batch k of the samples in their order, prepared as in training."""
+class PreparedBatches(Dataset[Batch]):
+    """Batch k is the samples from k `batch` on, in their order, prepared as in training with a generator seeded by k."""
 
     def __init__(self, task: Task, batch: int) -> None:
         self._task, self._batch = task, batch
@@ -44,6 +36,14 @@ class _Prepared(Dataset[Batch]):
     def __getitem__(self, number: int) -> Batch:
         samples = [(number * self._batch + position) % len(self._task) for position in range(self._batch)]
         return self._task.batch(samples, torch.Generator().manual_seed(number))
+
+
+def loading_speed(task: Task, batch: int, workers: int, seconds: float = 3.0) -> LoadingSpeed:
+    """Measure both for batches of that size and that many processes (0: in this one), for `seconds` each."""
+    prepared = PreparedBatches(task, batch)
+    return LoadingSpeed(
+        _images_per_s(prepared, batch, workers, seconds), _images_per_s(_Ready(prepared[0]), batch, workers, seconds)
+    )
 
 
 class _Ready(Dataset[Batch]):

@@ -54,12 +54,12 @@ class World:
         """
         if self.size == 1:
             return SoloTransport()
-        one_machine = len(set(_gather(this_host(), _HOST_BYTES))) == 1
+        one_machine = len(set(gather_bytes(this_host(), _HOST_BYTES))) == 1
         host = "127.0.0.1" if one_machine else _address_towards(os.environ["MASTER_ADDR"])
         listener = socket.create_server((host, 0), backlog=self.size + 16)
-        secret = _gather(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
+        secret = gather_bytes(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
         mine = f"{host}:{listener.getsockname()[1]}".encode()
-        texts = [text.rstrip(b"\0").decode() for text in _gather(mine, _ADDRESS_BYTES)]
+        texts = [text.rstrip(b"\0").decode() for text in gather_bytes(mine, _ADDRESS_BYTES)]
         transport = SocketTransport(
             self.rank,
             self.size,
@@ -97,12 +97,36 @@ def init() -> World:
     rank, size = dist.get_rank(), dist.get_world_size()
     if "LOCAL_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
         return World(rank, size, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
-    hosts = _gather(this_host(), _HOST_BYTES)
+    hosts = gather_bytes(this_host(), _HOST_BYTES)
     return World(rank, size, local_rank=hosts[:rank].count(hosts[rank]), local_size=hosts.count(hosts[rank]))
 
 
-def _gather(mine: bytes, width: int) -> list[bytes]:
-    """Everyone's bytes, in order of rank; tensors, because objects would be unpickled."""
+def adopt_slurm() -> None:
+    """Under `srun` without torchrun, say in torchrun's variables what Slurm says in its own."""
+    if "RANK" in os.environ or "SLURM_PROCID" not in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) < 2:
+        return
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = os.environ["SLURM_PROCID"], os.environ["SLURM_NTASKS"]
+    if "SLURM_LOCALID" in os.environ and "SLURM_NTASKS_PER_NODE" in os.environ:
+        os.environ["LOCAL_RANK"] = os.environ["SLURM_LOCALID"]
+        os.environ["LOCAL_WORLD_SIZE"] = os.environ["SLURM_NTASKS_PER_NODE"]
+
+
+def host_store() -> tuple[object, dict[str, str]]:
+    """A store in this process, through which learners on this machine find each other, and the variables that say where.
+
+    Keep the first for as long as they run. A store in learner 0 would die with it.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    return store, {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+
+def gather_bytes(mine: bytes, width: int) -> list[bytes]:
+    """Everyone's bytes, padded to `width`, in order of rank; tensors, because objects would be unpickled."""
     device = "cpu" if "gloo" in dist.get_backend_config() else "cuda"
     padded = torch.tensor(list(mine.ljust(width, b"\0")), dtype=torch.uint8, device=device)
     gathered: list[Tensor] = [torch.empty_like(padded) for _ in range(dist.get_world_size())]

@@ -12,6 +12,8 @@ from typing import NoReturn
 from roundelay.errors import RoundelayError, UsageError, unknown
 
 COMMANDS = {
+    "train": "train a recipe with several learners; watch, stop and resume it",
+    "report": "one page about one or several runs, to look at in a browser",
     "topology": "spectral gap, cost and picture of a topology, or of all of them side by side",
     "advise": "which strategy on which topology suits a cluster, and why",
     "bench": "throughput of every strategy on this machine, against DDP and against no communication",
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command is None:
             parser.print_help()
             return 0
-        args.run(args)
+        code: int | None = args.run(args)
         sys.stdout.flush()
     except RoundelayError as error:
         print(f"roundelay: error: {error}", file=sys.stderr)
@@ -71,4 +73,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `roundelay ... | head` is no error; what is left to flush has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    return 0
+    return code or 0

@@ -147,6 +147,11 @@ def _bare(name: str) -> str:
     return name
 
 
+def at(folder: Path, place: int) -> Checkpoint:
+    """The complete checkpoint at `place`, as its manifest describes it."""
+    return _read_manifest(folder / _name(place) / MANIFEST)
+
+
 def choose(folder: Path, place: int | None = None) -> Checkpoint:
     """The newest complete checkpoint, or the one at `place`, verified.
 

@@ -19,7 +19,7 @@ from roundelay.transport.wire import Hello, Purpose
 
 _REQUEST = struct.Struct("!cqq")
 _ANSWER = struct.Struct("!q")
-_BEGIN, _DRAW, _STOP = b"B", b"D", b"S"
+_BEGIN, _DRAW, _STOP, _MARK = b"B", b"D", b"S", b"M"
 _NOTHING = -1
 
 
@@ -42,6 +42,11 @@ class Cursor:
         if index == len(drawn):
             drawn.append(self._advance())
         return drawn[index]
+
+    @property
+    def given(self) -> int:
+        """All below were given or used."""
+        return self._next
 
     def _advance(self) -> int | None:
         while self._next in self._used:
@@ -69,6 +74,7 @@ class CoordinatorServer:
         self._changed = threading.Condition()
         self._present = set(range(len(parties)))
         self._begun: dict[int, int] = {}
+        self._stopped_at: int | None = None
         threading.Thread(target=self._accept, name="roundelay-coordinator", daemon=True).start()
 
     def _accept(self) -> None:
@@ -89,8 +95,10 @@ class CoordinatorServer:
                     kind, first, second = _REQUEST.unpack(_receive(connection, _REQUEST.size))
                     if kind == _BEGIN:
                         answer = self._begin(first, _receive(connection, second))
+                    elif kind == _DRAW:
+                        answer = self._draw(first, second)
                     else:
-                        answer = self._draw(first, second) if kind == _DRAW else self._last_step(peer, first)
+                        answer = self._last_step(peer, first) if kind == _STOP else self._mark()
                     connection.sendall(_ANSWER.pack(answer))
             finally:
                 with self._changed:  # whoever has gone stops nobody from stopping
@@ -108,6 +116,12 @@ class CoordinatorServer:
             assert self._cursor is not None, "a learner begins before it draws"
             number = self._cursor.draw(group, index)
         return _NOTHING if number is None else number
+
+    def _mark(self) -> int:
+        with self._changed:
+            if self._stopped_at is None:
+                self._stopped_at = self._cursor.given if self._cursor else 0
+            return self._stopped_at
 
     def _last_step(self, learner: int, begun: int) -> int:
         """The furthest step that anybody has begun: all can finish it, for nobody has gone past."""
@@ -145,6 +159,10 @@ class Coordinator:
     def last_step(self, begun: int) -> int:
         """Having begun so many steps, how many to end with; waits until all of the same party have said how many they have."""
         return self._ask(_STOP, begun, 0)
+
+    def mark(self) -> int:
+        """Where the budget stood when the first learner asked this: one name for what all save when they stop."""
+        return self._ask(_MARK, 0, 0)
 
     def _ask(self, kind: bytes, first: int, second: int, more: bytes = b"") -> int:
         with self._lock:

@@ -2,7 +2,7 @@
 
 Rows have a `kind`:
   learner      one learner's state: learner, elapsed_s, place (samples of all learners), samples (its own), loss, lr,
-               samples_per_s, skipped, and what `Learner.metrics` tells (steps, wait_s, compute_s, mix_s, spread, staleness_mean, ...)
+               samples_per_s, skipped, and what `Learner.metrics` tells (steps, wait_s, spread, staleness_mean, ...)
   evaluation   the mean model: split, place, elapsed_s, samples, loss and the task's other figures
   event        something that happened: event, learner, elapsed_s, reason
 """

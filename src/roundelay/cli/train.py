@@ -1,0 +1,148 @@
+"""`roundelay train`: a run from a recipe, here with a supervisor of our own, or as a learner under torchrun or Slurm."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roundelay.cli.arguments import positive_int
+from roundelay.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from roundelay.training.config import Config
+
+NEWEST = -1
+_SHORT = {
+    "learners": "learners",
+    "strategy": "strategy",
+    "topology": "topology",
+    "group_size": "group_size",
+    "seed": "seed",
+    "epochs": "budget.epochs",
+    "slow": "slow",
+    "data": "settings.data",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="a built-in one (tiny, ...), a .toml file, or a task as module:Class")
+    add("--learners", metavar="N", help="how many")
+    add("--strategy", metavar="S", help="adpsgd, dpsgd, allreduce, delay-by-one or delay-by-one-gradients")
+    add("--topology", metavar="T", help="who averages with whom; see `roundelay topology compare`")
+    add("--group-size", metavar="M", help="learners per super-learner; 0: those of one machine")
+    add("--epochs", metavar="E", help="passes over the data, counted over all learners")
+    add("--seed", metavar="SEED", help="of weights, shuffling, augmentation and random topologies")
+    add("--slow", metavar="LEARNER:FACTOR", help="make a learner slower, to see what a straggler does")
+    add("--data", metavar="PATH", help="where the task's data is")
+    add(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="any other field of the configuration, such as data.batch=64; may be repeated",
+    )
+    add("--out", type=Path, metavar="DIR", help="the run's directory (default: runs/RECIPE-DATE-TIME)")
+    add(
+        "--resume",
+        type=positive_int,
+        nargs="?",
+        const=NEWEST,
+        metavar="SAMPLES",
+        help="go on with the run in --out, from its newest checkpoint or the one after so many samples",
+    )
+    add("--show-config", action="store_true", help="print the resolved configuration as TOML, and start nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Resolve, check, start."""
+    from roundelay.launch import adopt_slurm
+    from roundelay.training import recipes
+    from roundelay.training.config import to_toml
+
+    adopt_slurm()
+    settings = _settings(args)
+    if args.resume is not None:
+        from roundelay.training import rundir
+
+        if args.out is None:
+            raise UsageError("--resume needs --out, the directory of the run to go on with")
+        config = recipes.resolve(rundir.table(args.out), settings)
+    else:
+        config = recipes.resolve(recipes.table_of(args.recipe), settings)
+    if args.show_config:
+        print(to_toml(recipes.as_table(config)), end="")
+        return 0
+    recipe = Path(args.recipe).stem.partition(":")[0]
+    folder: Path = args.out or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    return _join(config, folder, args) if joined else _supervise(config, folder, args)
+
+
+def _settings(args: argparse.Namespace) -> list[tuple[str, str]]:
+    settings = [(key, value) for name, key in _SHORT.items() if (value := getattr(args, name)) is not None]
+    for assignment in args.set:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise UsageError(f"--set needs KEY=VALUE, such as data.batch=64, got '{assignment}'")
+        settings.append((key.strip(), value.strip()))
+    return settings
+
+
+def _supervise(config: Config, folder: Path, args: argparse.Namespace) -> int:
+    from roundelay.training.supervisor import Supervisor
+
+    place = _prepare(config, folder, args)
+    if args.resume is None:
+        print(f"run: {folder}", file=sys.stderr)
+    return Supervisor(config, folder, place).run()
+
+
+def _join(config: Config, folder: Path, args: argparse.Namespace) -> int:
+    """As one of the learners that torchrun or Slurm has started."""
+    import dataclasses
+    import logging
+
+    from roundelay.launch import gather_bytes, init
+    from roundelay.training import recipes, worker
+
+    if args.out is None:
+        raise UsageError("under torchrun or Slurm --out must be given, so that all learners write to one run")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    world = init()
+    config = dataclasses.replace(config, learners=world.size)
+    recipes.check(config)
+    place, failure = b"", ""
+    if world.rank == 0:
+        try:
+            found = _prepare(config, folder, args)
+            place = b"" if found is None else str(found).encode()
+        except ConfigError as error:
+            failure = str(error)
+    failed = gather_bytes(failure.encode()[:500], 500)[0].rstrip(b"\0").decode(errors="replace")
+    if failed:
+        raise ConfigError(failed)
+    told = gather_bytes(place, 32)[0].rstrip(b"\0")
+    finished = worker.join(config, folder, world, int(told) if told else None)
+    if world.rank == 0:
+        print(f"{'finished' if finished else 'stopped and saved; go on with --resume'}: {folder}", file=sys.stderr)
+    return 0
+
+
+def _prepare(config: Config, folder: Path, args: argparse.Namespace) -> int | None:
+    """The run's directory, ready; the place to resume from."""
+    from roundelay.training import checkpoint, rundir
+
+    command = " ".join(["roundelay", *sys.argv[1:]])
+    if args.resume is None:
+        rundir.begin(folder, config, command)
+        return None
+    chosen = checkpoint.choose(folder / "checkpoints", None if args.resume == NEWEST else args.resume)
+    rundir.write(folder, config, command)
+    print(f"going on with {folder} after {chosen.place:,} samples", file=sys.stderr)
+    return chosen.place

@@ -1,0 +1,135 @@
+"""Watching a run: a live table on a terminal, plain lines elsewhere. It only reads what learners write."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from roundelay.training.metrics import Row
+
+PLAIN_EVERY_S = 10.0
+_COLUMNS = ("learner", "steps", "samples/s", "loss", "staleness", "spread", "exch./step", "waits")
+
+
+class Display:
+    """Follows the metrics of a run; `update` is called a few times a second.
+
+    Args:
+        path: the metrics file; rows that are there already belong to an earlier part of the run.
+        learners: how many.
+        console: where to.
+    """
+
+    def __init__(self, path: Path, learners: int, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._path, self._pending = path, ""
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._rows: dict[int, Row] = {}
+        self._gone: dict[int, str] = {}
+        self._learners = learners
+        self._evaluation = ""
+        self._last_line = time.monotonic()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            expand=True,
+        )
+        self._bar = self._progress.add_task("starting learners", total=None)
+        self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=4, transient=False)
+
+    def __enter__(self) -> Display:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.update()
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def say(self, sentence: str) -> None:
+        """A line above the table."""
+        self._console.print(sentence, markup=False, soft_wrap=True)
+
+    def gone(self, learner: int, how: str) -> None:
+        """A learner that is no more."""
+        self._gone[learner] = how
+
+    def update(self) -> None:
+        """Read what is new, and show it."""
+        for row in self._new_rows():
+            if row["kind"] == "learner":
+                self._rows[row["learner"]] = row
+                epochs = f"{row['place']:,} of {row['total']:,} samples"
+                self._progress.update(self._bar, completed=row["place"], total=row["total"], description=epochs)
+            elif row["kind"] == "evaluation":
+                self._evaluation = _evaluation_text(row)
+                if not self._console.is_terminal:
+                    self.say(self._evaluation)
+        if not self._console.is_terminal and self._rows and time.monotonic() - self._last_line >= PLAIN_EVERY_S:
+            self._last_line = time.monotonic()
+            self.say(self._line())
+
+    def _new_rows(self) -> list[Row]:
+        if not self._path.exists():
+            return []
+        with self._path.open() as file:
+            file.seek(self._offset)
+            text = self._pending + file.read()
+            self._offset = file.tell()
+        *lines, self._pending = text.split("\n")
+        return [json.loads(line) for line in lines if line]
+
+    def _line(self) -> str:
+        rows = self._rows.values()
+        place, total = max(row["place"] for row in rows), max(row["total"] for row in rows)
+        losses = [row["loss"] for row in rows if "loss" in row]
+        speed = sum(row["samples_per_s"] for row in rows)
+        loss = f", loss {sum(losses) / len(losses):.4f}" if losses else ""
+        return f"{place:,} of {total:,} samples ({place / max(total, 1):.0%}), {speed:,.0f} samples/s{loss}"
+
+    def _render(self) -> Group:
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=True)
+        for column in _COLUMNS:
+            table.add_column(column, justify="right", no_wrap=True)
+        shown = range(self._learners) if self._learners <= 32 else range(0, self._learners, -(-self._learners // 32))
+        for learner in shown:
+            table.add_row(*self._cells(learner))
+        return Group(table, self._evaluation, self._progress)
+
+    def _cells(self, learner: int) -> list[str]:
+        if learner in self._gone:
+            return [str(learner), self._gone[learner], *[""] * (len(_COLUMNS) - 2)]
+        row = self._rows.get(learner, {})
+        waits = row["wait_s"] / row["step_s"] if row.get("step_s") else None
+        return [
+            str(learner),
+            _number(row.get("steps"), ",.0f"),
+            _number(row.get("samples_per_s"), ",.0f"),
+            _number(row.get("loss"), ".4f"),
+            _number(row.get("staleness_mean"), ".2f"),
+            _number(row.get("spread"), ".4f"),
+            _number(row.get("exchanges_per_step"), ".2f"),
+            _number(waits, ".0%"),
+        ]
+
+
+def _number(value: Any, form: str) -> str:  # noqa: ANN401
+    return "-" if value is None else format(value, form)
+
+
+def _evaluation_text(row: Row) -> str:
+    known = ("kind", "split", "place", "elapsed_s", "samples")
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in row.items() if name not in known)
+    return f"mean model after {row['place']:,} samples, {row['elapsed_s']:.0f} s: {row['split']} {figures}"

@@ -1,0 +1,107 @@
+"""The directory of a run: what is in it, and how one begins.
+
+config.toml         the resolved configuration        machine.json    where, when and by which command it was started
+metrics.jsonl       see `metrics`                      logs/           what every learner said
+checkpoints/        see `checkpoint`                   results.json    at the end: the figures of the mean model
+model.safetensors   at the end: the mean model         config.json     and what is needed to build it again
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from roundelay.errors import ConfigError
+from roundelay.training import checkpoint
+from roundelay.training.config import Config, to_toml
+from roundelay.training.recipes import as_table, read_toml
+
+CONFIG, MACHINE, METRICS, RESULTS, MODEL = (
+    "config.toml",
+    "machine.json",
+    "metrics.jsonl",
+    "results.json",
+    "model.safetensors",
+)
+
+
+def begin(folder: Path, config: Config, command: str) -> None:
+    """A new run. Raises ConfigError if there is one already."""
+    if (folder / CONFIG).exists():
+        raise ConfigError(f"'{folder}' holds a run already; go on with it by --resume, or choose another --out")
+    _make(folder)
+    write(folder, config, command)
+
+
+def write(folder: Path, config: Config, command: str) -> None:
+    """The configuration and the machine, as they are from now on."""
+    checkpoint.write_whole(folder / CONFIG, to_toml(as_table(config)).encode())
+    checkpoint.write_whole(folder / MACHINE, json.dumps(machine() | {"command": command}, indent=2).encode())
+
+
+def _make(folder: Path) -> None:
+    try:
+        for each in (folder / "logs", folder / "checkpoints"):
+            each.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder '{folder}': {error.strerror}; choose another --out") from None
+
+
+def table(folder: Path) -> dict[str, Any]:
+    """The configuration of a run that was begun. Raises ConfigError if there is none."""
+    if not (folder / CONFIG).exists():
+        raise ConfigError(f"there is no run in '{folder}' to resume; start one without --resume")
+    return read_toml(folder / CONFIG)
+
+
+def machine() -> dict[str, Any]:
+    """Where this runs."""
+    import torch
+
+    from roundelay import __version__
+
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "hostname": platform.node(),
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(pages / 2**30, 1),
+        "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "roundelay": __version__,
+        "commit": _commit(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str | None:
+    here = Path(__file__).parent
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip()
+
+
+def resume_command(argv: list[str] | None = None) -> str:
+    """The command line with which this run goes on."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    kept = [word for word in words if word != "--resume"]
+    return " ".join(["roundelay", *kept, "--resume"])

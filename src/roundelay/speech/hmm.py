@@ -186,8 +186,8 @@ def phones_in(labels_T: ArrayLike, tying: Tying) -> Occurrences:
 def phone_segments(labels_T: ArrayLike, tying: Tying) -> Segments:
     """Phones of a state alignment, in seconds."""
     found = phones_in(labels_T, tying)
-    times = zip(found.phones, found.starts * FRAME_SHIFT_S, found.durations * FRAME_SHIFT_S, strict=True)
-    return segments((tying.phones[phone], round(start, 6), round(duration, 6)) for phone, start, duration in times)
+    rows = zip(found.phones.tolist(), found.starts.tolist(), found.durations.tolist(), strict=True)
+    return segments((tying.phones[i], round(t * FRAME_SHIFT_S, 6), round(d * FRAME_SHIFT_S, 6)) for i, t, d in rows)
 
 
 def counts(labels: Iterable[ArrayLike], num_states: int) -> NDArray[np.int64]:

@@ -1,0 +1,228 @@
+"""The decoding graph H ∘ C ∘ L ∘ G: from acoustic states, frame by frame, to words.
+
+    G   which words follow which, and at what cost         an n-gram model, or the one sentence that was said
+    L   which phones a word is made of, silence between    the lexicon
+    C   what stands to the left and right of a phone       nothing for monophones
+    H   which states a phone in context passes through     the tying
+
+Composed, determinised, minimised; then each state gets its self-loop. Labels on the way in are state + 1 (0 consumes no
+frame), labels on the way out are the word's place in the lexicon + 1.
+
+Costs are kept apart: those of L and G are on the arcs, those of the HMM follow from an arc's state. So LM scale, insertion
+penalty and transition probabilities can be changed on a finished graph, exactly: along every path each part sums to what it
+would be, wherever determinisation has moved it, and scaling never changes which of two like paths is the cheaper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from roundelay.speech.fst import Arcs, Fst, arcs, from_kaldi, to_kaldi, vector
+from roundelay.speech.hmm import Tying
+from roundelay.speech.lexicon import Lexicon, SpeechError
+from roundelay.speech.lm import BEGIN, END, Gram, NGram
+
+SILENCE_PROB = 0.5  # of silence at a word's end, and at the beginning
+_LN10 = math.log(10)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A finished graph: a value of NumPy arrays, from which decoders with any scales are made."""
+
+    arcs: Arcs  # cost: of L and G only
+    loop: NDArray[np.bool_]  # which arcs stay in their state
+    words: tuple[str, ...]
+    num_states: int
+
+    def fst(self, self_loops: ArrayLike | None = None, *, lm_scale: float = 1.0, insertion_penalty: float = 0.0) -> Fst:
+        """A StdConstFst with costs lm_scale·(L, G) + insertion_penalty per word − ln a_s or − ln(1 − a_s) per frame.
+
+        Without `self_loops` a_s = ½, so that the HMM has no opinion.
+        """
+        loops = np.full(self.num_states, 0.5) if self_loops is None else np.asarray(self_loops, dtype=np.float64)
+        if loops.shape != (self.num_states,):
+            raise SpeechError(f"self_loops must have one entry for each of {self.num_states} states, got {loops.shape}")
+        hmm = np.zeros((2, self.num_states + 1))  # column 0: arcs that consume no frame
+        hmm[:, 1:] = -np.log1p(-loops), -np.log(loops)
+        cost = lm_scale * self.arcs.cost + hmm[self.loop.astype(np.intp), self.arcs.ilabel]
+        cost += insertion_penalty * (self.arcs.olabel > 0)
+        final = lm_scale * self.arcs.final
+        return to_kaldi(replace(self.arcs, cost=cost.astype(np.float32), final=final.astype(np.float32)))
+
+
+def decoding_graph(lexicon: Lexicon, lm: NGram, tying: Tying) -> Graph:
+    """H ∘ C ∘ L ∘ G for recognition.
+
+    Words that only the lexicon or only the language model knows cannot be recognised; `lm.vocabulary` and `lexicon.words` tell.
+    """
+    if not set(lm.vocabulary) & set(lexicon.words):
+        raise SpeechError("the language model and the lexicon have no word in common; is one in lower case?")
+    return _graph(lexicon, tying, grammar(lm, lexicon), determinise=True)
+
+
+def alignment_graph(lexicon: Lexicon, words: Sequence[str], tying: Tying) -> Graph:
+    """H ∘ C ∘ L ∘ G where G says just these words: what is left to find is pronunciations, silences and times."""
+    strange = lexicon.unknown([" ".join(words)])
+    if strange:
+        raise SpeechError(f"not in the lexicon: {', '.join(strange)}; add them, or leave such utterances out")
+    number = _word_numbers(lexicon)
+    sentence = [(i, i + 1, number[word], number[word], 0.0) for i, word in enumerate(words)]
+    final = np.full(len(words) + 1, np.inf)
+    final[-1] = 0
+    return _graph(lexicon, tying, arcs(sentence, final), determinise=False)
+
+
+def grammar(lm: NGram, lexicon: Lexicon) -> Arcs:
+    """G: a state per history, backing off to the next shorter one on the mark #0."""
+    number = _word_numbers(lexicon)
+    backoff_mark = len(number) + 1
+    histories: dict[Gram, int] = {(): 0}
+    for grams in lm.grams:
+        for gram in grams:
+            histories.setdefault(gram[:-1], len(histories))
+    rows: list[tuple[int, int, int, int, float]] = []
+    final = np.full(len(histories), np.inf)
+    for grams in lm.grams:
+        for gram, scored in grams.items():
+            here, cost = histories[gram[:-1]], -scored.log10_prob * _LN10
+            if gram[-1] == END:
+                final[here] = cost
+            elif gram[-1] in number:
+                word = number[gram[-1]]
+                rows.append((here, _longest(gram, histories, lm.order), word, word, cost))
+            if gram in histories:
+                cost = -scored.log10_backoff * _LN10
+                rows.append((histories[gram], _longest(gram[1:], histories, lm.order), backoff_mark, 0, cost))
+    return arcs(rows, final, start=histories.get((BEGIN,), 0))
+
+
+def _longest(gram: Gram, histories: dict[Gram, int], order: int) -> int:
+    """The longest end of a gram that is a history."""
+    gram = gram[max(0, len(gram) - order + 1) :]
+    while gram not in histories:
+        gram = gram[1:]
+    return histories[gram]
+
+
+def _word_numbers(lexicon: Lexicon) -> dict[str, int]:
+    return {word: i for i, word in enumerate(lexicon.words, start=1)}
+
+
+def lexicon_arcs(lexicon: Lexicon, tying: Tying, *, marked: bool) -> Arcs:
+    """L: a loop over all pronunciations with optional silence before the first word and after each.
+
+    Phones are their number + 1; after them come the marks, of which #0 lets G's backoff pass.
+    """
+    number, mark_0 = _word_numbers(lexicon), len(tying.phones) + 1
+    loop, silent, begin = 0, 1, 2
+    with_silence, without = -math.log(SILENCE_PROB), -math.log(1 - SILENCE_PROB)
+    rows = [(begin, loop, 0, 0, without), (begin, loop, 1, 0, with_silence), (silent, loop, 1, 0, 0.0)]
+    if marked:
+        rows.append((loop, loop, mark_0, len(number) + 1, 0.0))
+    states = 3
+    for entry in lexicon.entries():
+        labels = [tying.number(phone) + 1 for phone in entry.phones]
+        labels += [mark_0 + entry.mark] if marked and entry.mark else []
+        path = [loop, *range(states, states + len(labels) - 1)]
+        states += len(labels) - 1
+        words = [number[entry.word]] + [0] * (len(labels) - 1)
+        rows += [(path[i], path[i + 1], labels[i], words[i], 0.0) for i in range(len(labels) - 1)]
+        rows.append((path[-1], loop, labels[-1], words[-1], without))
+        rows.append((path[-1], silent, labels[-1], words[-1], with_silence))
+    final = np.full(states, np.inf)
+    final[loop] = 0
+    return arcs(rows, final, start=begin)
+
+
+def _graph(lexicon: Lexicon, tying: Tying, G: Arcs, *, determinise: bool) -> Graph:
+    import kaldifst
+
+    L = vector(lexicon_arcs(lexicon, tying, marked=determinise))
+    kaldifst.arcsort(L, "olabel")
+    LG = kaldifst.compose(L, to_kaldi(G))
+    if determinise:
+        _compact(LG)
+    marks = range(len(tying.phones) + 1, len(tying.phones) + 2 + max(e.mark for e in lexicon.entries()))
+    CLG, windows = kaldifst.compose_context(list(marks), tying.context_width, tying.context_width // 2, LG)
+    H = vector(_states_of(windows, tying))
+    kaldifst.arcsort(H, "olabel")
+    HCLG = kaldifst.compose(H, CLG)
+    if determinise:
+        _compact(HCLG)
+    unmarked = from_kaldi(HCLG)
+    unmarked = replace(unmarked, ilabel=np.where(unmarked.ilabel > tying.num_states, 0, unmarked.ilabel))
+    looped, loop = with_self_loops(unmarked)
+    return Graph(looped, loop, lexicon.words, tying.num_states)
+
+
+def _compact(fst: Fst) -> None:
+    import kaldifst
+
+    kaldifst.determinize_star(fst)
+    kaldifst.minimize_encoded(fst)
+
+
+def _states_of(windows: Sequence[Sequence[int]], tying: Tying) -> Arcs:
+    """H: for each window of phones its chain of states; marks pass, as labels beyond the states."""
+    phones = np.array(
+        [i for i, window in enumerate(windows) if window and window[tying.context_width // 2 % len(window)] > 0]
+    )
+    marks = [i for i, window in enumerate(windows) if len(window) == 1 and window[0] <= 0]
+    n, loop = tying.states_per_phone, 0
+    padded = np.array([windows[i] for i in phones], dtype=np.int32).reshape(len(phones), tying.context_width)
+    # Phones are number + 1; 0 lies outside the utterance, where silence is, whose number is 0 as well.
+    numbers = np.maximum(padded - 1, 0)
+    chains = tying.chains(numbers[:, 0], numbers[:, tying.context_width // 2], numbers[:, -1]) + 1
+    inner = 1 + np.arange(len(phones) * (n - 1), dtype=np.int32).reshape(len(phones), n - 1)
+    ends = np.full((len(phones), 1), loop, dtype=np.int32)
+    mark_labels = tying.num_states + 1 + np.arange(len(marks))
+    at_loop = np.full(len(marks), loop)
+    olabel = np.zeros((len(phones), n), dtype=np.int32)
+    olabel[:, 0] = phones
+    columns = [
+        np.concatenate([np.concatenate([ends, inner], axis=1).ravel(), at_loop]),
+        np.concatenate([np.concatenate([inner, ends], axis=1).ravel(), at_loop]),
+        np.concatenate([chains.ravel(), mark_labels]),
+        np.concatenate([olabel.ravel(), marks]),
+    ]
+    source, target, ilabel, out = (column.astype(np.int32) for column in columns)
+    final = np.full(1 + inner.size, np.inf, dtype=np.float32)
+    final[loop] = 0
+    return Arcs(source, target, ilabel, out, np.zeros(len(source), dtype=np.float32), final)
+
+
+def with_self_loops(graph: Arcs) -> tuple[Arcs, NDArray[np.bool_]]:
+    """A self-loop after every arc that consumes a frame, with its label; and which arcs are such loops.
+
+    A node that is entered by one label only takes the loop itself; others get, for each label, a node in front of them.
+    """
+    emits = graph.ilabel > 0
+    entered, which = np.unique(np.stack([graph.target[emits], graph.ilabel[emits]]), axis=1, return_inverse=True)
+    node, label = entered
+    ways_in = np.bincount(node, minlength=graph.num_states)
+    ways_in += np.bincount(graph.target[~emits], minlength=graph.num_states)
+    ways_in[graph.start] += 1
+    shared = ways_in[node] > 1
+    home = node.copy()
+    home[shared] = graph.num_states + np.arange(shared.sum())
+    target = graph.target.copy()
+    target[emits] = home[which.ravel()]
+    zeros = np.zeros(len(home) + int(shared.sum()), dtype=np.int32)
+    looped = Arcs(
+        np.concatenate([graph.source, home, home[shared]]),
+        np.concatenate([target, home, node[shared]]),
+        np.concatenate([graph.ilabel, label, zeros[: shared.sum()]]),
+        np.concatenate([graph.olabel, zeros]),
+        np.concatenate([graph.cost, zeros.astype(np.float32)]),
+        np.concatenate([graph.final, np.full(int(shared.sum()), np.inf, dtype=np.float32)]),
+        graph.start,
+    )
+    is_loop = np.zeros(len(looped), dtype=np.bool_)
+    is_loop[len(graph) : len(graph) + len(home)] = True
+    return looped, is_loop

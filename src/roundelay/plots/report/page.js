@@ -1,0 +1,123 @@
+"use strict";
+// Draws the charts from the data in #report, in the colours of page.css, and again whenever axis, runs, scheme or width change.
+(() => {
+  const report = JSON.parse(document.getElementById("report").textContent);
+  const plots = [...document.querySelectorAll(".plot")];
+  const hidden = new Set();
+  let axis = "time";
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const faded = (hex, strength) => hex + Math.round(255 * strength).toString(16).padStart(2, "0");
+  const along = (x) => (axis === "time" ? x.time.map((s) => s / report.seconds) : x.samples);
+  // What comes from files is shown as text: plotly reads some tags in labels.
+  const text = (value) => String(value).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+
+  function named(trace) {
+    return text([trace.label, trace.name].filter(Boolean).join(" "));
+  }
+
+  function line(trace) {
+    const faint = trace.style === "faint", points = trace.style === "points";
+    const alone = trace.y.length === 1;
+    const ink = colour(trace.colour);
+    return [{
+      type: "scatter", name: named(trace), x: along(trace.x), y: trace.y,
+      mode: points || alone ? "markers" : trace.y.length < 40 && !faint ? "lines+markers" : "lines",
+      line: { color: faint ? faded(ink, 0.45) : ink, width: faint ? 1.2 : 2, dash: trace.dashed ? "dash" : "solid" },
+      marker: { size: points ? 10 : 5, symbol: points ? "diamond" : "circle", color: ink },
+      hovertemplate: "%{y:.4~g}",
+    }];
+  }
+
+  function band(trace) {
+    const edge = { type: "scatter", mode: "lines", x: along(trace.x), line: { width: 0 }, hoverinfo: "skip", name: named(trace) };
+    const fill = faded(colour(trace.colour), trace.strength);
+    return [{ ...edge, y: trace.low }, { ...edge, y: trace.high, fill: "tonexty", fillcolor: fill }];
+  }
+
+  function bar(trace) {
+    return [{
+      type: "bar", name: named(trace), x: trace.x, y: trace.y, marker: { color: colour(trace.colour) },
+      hovertemplate: "%{y:.3~g} ms",
+    }];
+  }
+
+  function heat(trace, chart) {
+    const matrix = chart.kind === "matrix";
+    return [{
+      type: "heatmap", x: matrix ? trace.x : along(trace.x), y: trace.y, z: trace.z, zmin: 0, hoverongaps: false,
+      colorscale: [[0, colour("low")], [1, colour("high")]],
+      colorbar: { thickness: 8, outlinewidth: 0, tickfont: { color: colour("soft") } },
+      hovertemplate: matrix ? "learners %{y} and %{x}: %{z:,}<extra></extra>" : "learner %{y}: %{z:.4~g}<extra></extra>",
+    }];
+  }
+
+  const draw = { line, faint: line, points: line, band, bar, heat };
+
+  function marks() {
+    const shown = report.marks.filter((mark) => !hidden.has(mark.run));
+    return {
+      type: "scatter", mode: "markers", name: "", yaxis: "y2", cliponaxis: false,
+      x: along({ time: shown.map((mark) => mark.x.time), samples: shown.map((mark) => mark.x.samples) }),
+      y: shown.map(() => 0), text: shown.map((mark) => text(mark.text)),
+      marker: { symbol: "triangle-up", size: 9, color: shown.map((mark) => colour(`c${mark.run % 10}`)) },
+      hovertemplate: "%{text}<extra></extra>",
+    };
+  }
+
+  function layout(chart, plot) {
+    const heat = chart.traces.some((trace) => trace.style === "heat");
+    const over = { title: { text: axis === "time" ? `time (${report.unit})` : "samples", standoff: 6 } };
+    const learners = { title: { text: "learner", standoff: 6 }, tickformat: "d" };
+    const shared = {
+      gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true,
+      title: { font: { size: 12 } }, fixedrange: matchMedia("(pointer: coarse)").matches,
+    };
+    const matrix = chart.kind === "matrix";
+    return {
+      width: plot.clientWidth, height: plot.clientHeight, margin: { l: 44, r: 12, t: 10, b: 38 },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("soft") },
+      xaxis: { ...shared, ...(chart.kind === "curves" ? over : learners), showgrid: false, showline: true, ticks: "outside", tickcolor: colour("line"), dtick: chart.traces[0].x.length <= 16 ? 1 : undefined },
+      yaxis: {
+        ...shared, title: { text: chart.y, standoff: 4, font: { size: 12 } }, showgrid: !heat, tickformat: heat ? "d" : undefined,
+        ...(chart.top ? { range: [0, chart.top] } : {}), ...(chart.kind === "bars" ? { rangemode: "tozero" } : {}),
+        ...(matrix ? { autorange: "reversed", scaleanchor: "x", constrain: "domain" } : {}),
+      },
+      yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
+      barmode: "stack", bargap: 0.25, showlegend: false,
+      hovermode: heat ? "closest" : "x unified",
+      hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink"), size: 12 } },
+      dragmode: "zoom",
+    };
+  }
+
+  function render(plot) {
+    const chart = report.charts[plot.dataset.chart];
+    const shown = chart.traces.filter((trace) => !hidden.has(trace.run));
+    const traces = shown.flatMap((trace) => draw[trace.style](trace, chart));
+    if (chart.kind === "curves" && shown.some((trace) => trace.style !== "heat") && chart.traces[0].run !== undefined) traces.push(marks());
+    Plotly.react(plot, traces, layout(chart, plot), { displayModeBar: false, doubleClick: "reset" });
+  }
+
+  const all = () => plots.forEach(render);
+  const printing = (on) => () => {
+    document.documentElement.classList.toggle("printing", on);
+    document.querySelectorAll("details").forEach((each) => { each.open = on; });
+    all();
+  };
+
+  document.querySelectorAll(".axis input").forEach((input) => input.addEventListener("change", () => { axis = input.value; all(); }));
+  document.querySelectorAll(".runs input").forEach((input) => input.addEventListener("change", () => {
+    const run = Number(input.value);
+    if (input.checked) hidden.delete(run); else hidden.add(run);
+    document.querySelectorAll(`[data-run="${run}"]`).forEach((each) => { each.hidden = !input.checked; });
+    all();
+  }));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
+  addEventListener("beforeprint", printing(true));
+  addEventListener("afterprint", printing(false));
+  let width = innerWidth;
+  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; all(); } });
+  all();
+})();

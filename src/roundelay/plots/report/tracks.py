@@ -1,0 +1,104 @@
+"""Numbers over time: what one learner, or the evaluations of one split, told one after the other."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+
+MOST_POINTS = 240  # of a curve: more than a chart has room for
+
+
+class Track:
+    """Columns of numbers, one entry a row; what a row lacks is NaN.
+
+    A run that was resumed from a checkpoint tells again what it had told after that checkpoint: a row whose place lies
+    before the last one's takes back the rows after it, and where its clock began anew it goes on from theirs.
+
+    Args:
+        names: the columns to keep; None keeps every number.
+    """
+
+    def __init__(self, names: Collection[str] | None = None) -> None:
+        self._names = names
+        self._columns: dict[str, array[float]] = {"place": array("d"), "elapsed_s": array("d")}
+        self._shift_s = 0.0
+        self.last: Mapping[str, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._columns["place"])
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns and not np.isnan(self[name]).all()
+
+    def __getitem__(self, name: str) -> Numbers:
+        column = self._columns.get(name)
+        return np.full(len(self), np.nan) if column is None else np.array(column)
+
+    @property
+    def names(self) -> list[str]:
+        """Columns that have numbers."""
+        return [name for name in self._columns if name in self]
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """One more row; one without a time and a place is left out."""
+        numbers = {key: number(value) for key, value in row.items() if self._names is None or key in self._names}
+        place, elapsed_s = number(row.get("place")), number(row.get("elapsed_s"))
+        if not (math.isfinite(place) and math.isfinite(elapsed_s)):
+            return
+        self._take_back(place)
+        if len(self) and elapsed_s + self._shift_s < self._columns["elapsed_s"][-1]:
+            self._shift_s = self._columns["elapsed_s"][-1] - elapsed_s
+        numbers |= {"place": place, "elapsed_s": elapsed_s + self._shift_s}
+        for name in numbers.keys() - self._columns.keys():
+            self._columns[name] = array("d", [math.nan]) * len(self)
+        for name, column in self._columns.items():
+            column.append(numbers.get(name, math.nan))
+        self.last = row
+
+    def _take_back(self, place: float) -> None:
+        while len(self) and self._columns["place"][-1] > place:
+            for column in self._columns.values():
+                column.pop()
+
+
+def number(value: object) -> float:
+    """The value if it is a number, else NaN; true and false are none."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def thinned(values: Numbers, points: int = MOST_POINTS) -> Numbers:
+    """At most so many values, each the mean of equally many neighbours.
+
+    >>> thinned(np.arange(6.0), points=3)
+    array([0.5, 2.5, 4.5])
+    """
+    if len(values) <= points:
+        return values
+    edges = np.linspace(0, len(values), points + 1).astype(int)
+    return np.add.reduceat(values, edges[:-1]) / np.diff(edges)
+
+
+def grid(tracks: Sequence[Track], points: int = MOST_POINTS) -> Numbers:
+    """Equally spaced times from the first row of any track to the last, no more of them than the longest track has rows."""
+    times = [track["elapsed_s"] for track in tracks if len(track)]
+    if not times:
+        return np.empty(0)
+    longest = max(map(len, times))
+    return np.linspace(min(map(np.min, times)), max(map(np.max, times)), min(points, longest))
+
+
+def on_grid(tracks: Sequence[Track], name: str, times: Numbers) -> Numbers:
+    """Column `name` of every track at `times`, one row a track; NaN before its first row and after its last."""
+    rows = [_at(track, name, times) for track in tracks if len(track)]
+    return np.array(rows).reshape(len(rows), len(times))
+
+
+def _at(track: Track, name: str, times: Numbers) -> Numbers:
+    return np.interp(times, track["elapsed_s"], track[name], left=np.nan, right=np.nan)

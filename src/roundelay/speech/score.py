@@ -24,6 +24,7 @@ Words = Sequence[str]
 Pair = tuple[str, str]
 _GAP = "*"  # in an alignment: nothing on this side; as icefall writes it
 _DRAWS = 10_000
+_AT_ONCE = 4_000_000  # numbers held in memory while drawing
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,12 @@ def _resampled(errors_then_words: NDArray[np.int64], seed: int) -> NDArray[np.fl
     total = errors_then_words.shape[1]
     if total == 0:
         return np.zeros(1)
-    drawn = np.random.default_rng(seed).multinomial(total, np.full(total, 1 / total), size=_DRAWS)
-    errors, words = errors_then_words @ drawn.T
+    rng, even, at_once = np.random.default_rng(seed), np.full(total, 1 / total), max(1, _AT_ONCE // total)
+    sums = [
+        errors_then_words @ rng.multinomial(total, even, size=min(at_once, _DRAWS - done)).T
+        for done in range(0, _DRAWS, at_once)
+    ]
+    errors, words = np.concatenate(sums, axis=1)
     return np.asarray(errors / np.maximum(words, 1), dtype=np.float64)
 
 

@@ -1,0 +1,1 @@
+"""Synthetic speech: our own lexicon and sentences, spoken by espeak-ng in many voices."""

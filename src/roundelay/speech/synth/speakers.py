@@ -1,0 +1,46 @@
+"""Who speaks: voices of training, validation and test are different ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from roundelay.speech.synth.espeak import Voice
+
+ACCENTS = ("en-us", "en", "en-us-nyc", "en-gb-x-rp", "en-gb-scotland", "en-gb-x-gbclan")
+# Of espeak-ng's variants those without echo, whisper or robot, and with a level that does not clip.
+VARIANTS = {
+    "train": (
+        "m1", "f1", "m4", "f3", "m6", "belinda", "m7", "steph", "m8", "Annie", "max", "linda", "quincy", "michel", "adam",
+        "benjamin", "Michael", "Reed",
+    ),
+    "valid": ("m5", "f5", "robert"),
+    "test": ("m3", "f2", "rob"),
+}  # fmt: skip
+SPEAKERS = {"train": 54, "valid": 9, "test": 9}
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """Somebody with a voice; `rate` of the voice is their usual one."""
+
+    name: str
+    voice: Voice
+
+
+def speaker(split: str, number: int, seed: int) -> Speaker:
+    """Speaker `number` of a split: variants in turn, the rest drawn.
+
+    >>> speaker("test", 4, seed=1).voice.name.split("+")[1]
+    'f2'
+    """
+    random = np.random.default_rng([seed, list(VARIANTS).index(split), number])
+    variants = VARIANTS[split]
+    voice = Voice(
+        name=f"{ACCENTS[random.integers(len(ACCENTS))]}+{variants[number % len(variants)]}",
+        rate=int(random.integers(140, 211)),
+        pitch=int(random.integers(30, 71)),
+        range=int(random.integers(30, 71)),
+    )
+    return Speaker(f"{split}{number:02d}", voice)

@@ -1,0 +1,61 @@
+"""From what espeak-ng says about its phonemes to phone times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from roundelay.speech.cache import DataError
+from roundelay.speech.synth.espeak import Event, Sound
+
+SHORTEST_S = 0.03  # three states of a phone need three frames
+QUIET = 20  # of 32768; closures are exact zeros but for the filters' ringing
+LINKING = (";", "r-")  # sounds that espeak-ng slips in between two vowels; they belong to the first
+
+
+def phone_spans(sound: Sound, events: Sequence[Event], phones: int, rate_Hz: int) -> list[tuple[float, float]]:
+    """Start and end of each phone in seconds; between them there may be pauses.
+
+    An event is the moment when a phoneme is heard. The silent closure of a stop comes before its event, and belongs to it.
+    """
+    spans: list[tuple[int, int]] = []
+    open_at: int | None = None  # where the phone that now sounds began
+    bound, paused = 0, True  # nothing that belongs to the next phone is earlier than this
+    for event in events:
+        if event.name == "":
+            bound = event.sample if paused else bound
+        elif event.name not in LINKING:
+            silence = event.name == "end" or event.name.startswith("_")
+            onset = event.sample if silence else _before_silence(sound, bound, event.sample)
+            if open_at is not None:
+                spans.append((open_at, onset))
+            open_at, bound, paused = (None if silence else onset), event.sample, silence
+    if len(spans) != phones:
+        raise DataError(f"espeak-ng spoke {len(spans)} phonemes where {phones} were written")
+    return [(start / rate_Hz, end / rate_Hz) for start, end in _lengthened(spans, round(SHORTEST_S * rate_Hz))]
+
+
+def _before_silence(sound: Sound, first: int, last: int) -> int:
+    """The beginning of the silence that ends at `last`, not before `first`."""
+    heard = np.flatnonzero(np.abs(sound[first:last].astype(np.int32)) > QUIET)
+    return first + int(heard[-1]) + 1 if len(heard) else first
+
+
+def _lengthened(spans: list[tuple[int, int]], shortest: int) -> list[tuple[int, int]]:
+    """What is too short takes from the longer neighbour: a final l sounds from within its vowel, and has no time left."""
+    starts, ends = [span[0] for span in spans], [span[1] for span in spans]
+    for i in range(len(spans)):
+        lack = shortest - (ends[i] - starts[i])
+        if lack <= 0:
+            continue
+        spare_before = ends[i - 1] - starts[i - 1] - shortest if i and ends[i - 1] == starts[i] else 0
+        after = i + 1 < len(spans) and starts[i + 1] == ends[i]
+        spare_after = ends[i + 1] - starts[i + 1] - shortest if after else 0
+        if spare_before >= spare_after and spare_before > 0:
+            starts[i] -= min(lack, spare_before)
+            ends[i - 1] = starts[i]
+        elif spare_after > 0:
+            ends[i] += min(lack, spare_after)
+            starts[i + 1] = ends[i]
+    return list(zip(starts, ends, strict=True))

@@ -10,9 +10,9 @@ with log p(x|s) = log p(s|x) − prior·log p(s), up to what all paths share.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -119,26 +119,30 @@ def decode_all(
 
     `workers` defaults to the processors that this process may use.
     """
-    names = sorted(log_likelihoods, key=lambda name: -len(np.asarray(log_likelihoods[name])))
-    workers = min(workers or len(os.sched_getaffinity(0)), len(names))
-    if workers <= 1:
-        return {name: decoder(log_likelihoods[name]) for name in log_likelihoods}
-    import joblib  # type: ignore[import-untyped]
+    return _decode_each([decoder], log_likelihoods, workers)[0]
 
+
+def _decode_each(
+    decoders: Sequence[Decoder], log_likelihoods: Mapping[str, ArrayLike], workers: int | None
+) -> list[dict[str, Hypothesis]]:
+    """What each decoder finds; utterances travel once, whatever the number of decoders."""
+    arrays = {name: np.asarray(scores, dtype=np.float32) for name, scores in log_likelihoods.items()}
+    workers = max(1, min(workers or len(os.sched_getaffinity(0)), len(arrays)))
     # Dealt out from long to short, so that all get the same work; each process unpacks the graph once.
-    shares = [names[i::workers] for i in range(workers)]
-    found = joblib.Parallel(n_jobs=workers)(
-        joblib.delayed(_decode_share)(decoder, [np.asarray(log_likelihoods[name], np.float32) for name in share])
-        for share in shares
-    )
-    by_name = {
-        name: hyp for share, hyps in zip(shares, found, strict=True) for name, hyp in zip(share, hyps, strict=True)
-    }
-    return {name: by_name[name] for name in log_likelihoods}
+    names = sorted(arrays, key=lambda name: -len(arrays[name]))
+    shares = [{name: arrays[name] for name in names[i::workers]} for i in range(workers)]
+    if workers == 1:
+        found = [_decode_share(decoders, shares[0])]
+    else:
+        import joblib  # type: ignore[import-untyped]
+
+        found = joblib.Parallel(n_jobs=workers)(joblib.delayed(_decode_share)(decoders, share) for share in shares)
+    merged = [{name: hyp for part in parts for name, hyp in part.items()} for parts in zip(*found, strict=True)]
+    return [{name: hypotheses[name] for name in arrays} for hypotheses in merged]
 
 
-def _decode_share(decoder: Decoder, log_likelihoods: Sequence[Floats]) -> list[Hypothesis]:
-    return [decoder(scores) for scores in log_likelihoods]
+def _decode_share(decoders: Sequence[Decoder], share: Mapping[str, Floats]) -> list[dict[str, Hypothesis]]:
+    return [{name: decoder(scores) for name, scores in share.items()} for decoder in decoders]
 
 
 def word_times(hypothesis: Hypothesis, lexicon: Lexicon, tying: Tying) -> Segments:
@@ -202,21 +206,27 @@ def tuned(
     The language model's scale stays: only its ratio to the acoustic scale matters. Among equals the middle one is taken, where
     the plateau is safest.
     """
-    wer = partial(_wer, log_likelihoods, references, workers)
-    decoder, first = _best([replace(decoder, scales=replace(decoder.scales, acoustic=a)) for a in ACOUSTIC_SCALES], wer)
-    penalties = [replace(decoder.scales, insertion_penalty=penalty) for penalty in INSERTION_PENALTIES]
-    decoder, second = _best([replace(decoder, scales=scales) for scales in penalties], wer)
-    return decoder, first + second
+    scales = [replace(decoder.scales, acoustic=acoustic) for acoustic in ACOUSTIC_SCALES]
+    first = _trials(decoder, scales, log_likelihoods, references, workers)
+    scales = [replace(_best(first), insertion_penalty=penalty) for penalty in INSERTION_PENALTIES]
+    second = _trials(decoder, scales, log_likelihoods, references, workers)
+    return replace(decoder, scales=_best(second)), first + second
 
 
-def _wer(
-    log_likelihoods: Mapping[str, ArrayLike], references: Mapping[str, str], workers: int | None, decoder: Decoder
-) -> float:
-    found = decode_all(decoder, log_likelihoods, workers)
-    return score(references, {name: hypothesis.words for name, hypothesis in found.items()}).wer
+def _trials(
+    decoder: Decoder,
+    settings: Sequence[Scales],
+    log_likelihoods: Mapping[str, ArrayLike],
+    references: Mapping[str, str],
+    workers: int | None,
+) -> list[Trial]:
+    decoders = [replace(decoder, scales=scales) for scales in settings]
+    found = _decode_each(decoders, log_likelihoods, workers)
+    wers = [score(references, {name: hyp.words for name, hyp in hyps.items()}).wer for hyps in found]
+    return [Trial(scales, wer) for scales, wer in zip(settings, wers, strict=True)]
 
 
-def _best(decoders: Sequence[Decoder], wer: Callable[[Decoder], float]) -> tuple[Decoder, list[Trial]]:
-    wers = [wer(decoder) for decoder in decoders]
-    equals = [decoder for decoder, each in zip(decoders, wers, strict=True) if each == min(wers)]
-    return equals[len(equals) // 2], [Trial(d.scales, each) for d, each in zip(decoders, wers, strict=True)]
+def _best(trials: Sequence[Trial]) -> Scales:
+    least = min(trial.wer for trial in trials)
+    equals = [trial for trial in trials if trial.wer == least]
+    return equals[len(equals) // 2].scales

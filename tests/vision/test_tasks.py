@@ -143,9 +143,9 @@ def test_weight_decay_leaves_batch_norm_and_biases_alone(fashion):
 
 @needs_fashion
 def test_a_few_steps_learn_much_more_than_chance(fashion):
-    task = fashion(width=8)
+    task = fashion(width=8, augment=False)
     module = task.module()
-    optimizer = torch.optim.SGD(task.parameter_groups(module), lr=0.03, momentum=0.9)
+    optimizer = torch.optim.SGD(task.parameter_groups(module), lr=0.1, momentum=0.9)
     for step in range(100):
         task.loss(module, task.batch(range(64 * step, 64 * step + 64), rng(step))).backward()
         optimizer.step()
@@ -153,7 +153,7 @@ def test_a_few_steps_learn_much_more_than_chance(fashion):
     with torch.no_grad():
         sums = task.evaluate(module.eval(), "valid", 0, 10)
     assert sums["samples"] == 500
-    assert sums["top1"] / 500 > 0.55
+    assert sums["top1"] / 500 > 0.6
     assert sums["top5"] / 500 > 0.95
 
 

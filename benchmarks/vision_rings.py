@@ -1,0 +1,162 @@
+"""The first paper's point on Fashion-MNIST: on a fixed ring many learners converge worse than on a ring drawn anew each round.
+
+Virtual learners run the real D-PSGD, each with a small ResNet and its own share of the images. At equal bytes the spectral
+gap of the fixed ring collapses with the number of learners, that of the random ring does not; `complete` shows what
+perfect averaging would give.
+
+    python benchmarks/vision_rings.py --out out/rings
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import roundelay
+from roundelay.clock import VirtualClock
+from roundelay.plots.figures import picture
+from roundelay.simulation import VirtualLearner
+from roundelay.topology import Mixing
+from roundelay.transport import MemoryNetwork
+from roundelay.vision.tasks import FashionMnist, FashionMnistConfig
+
+TOPOLOGIES: dict[str, Callable[[int], Mixing]] = {
+    "ring": roundelay.ring,
+    "random-ring": roundelay.random_ring,
+    "complete": roundelay.complete,
+}
+COLOURS = {"ring": "tab:red", "random-ring": "tab:blue", "complete": "0.4"}
+WIDTH, BATCH, MOMENTUM = 8, 16, 0.9
+VALID_PARTS = 2  # every second validation image
+
+
+class Experiment:
+    """`learners` of them on `topology`; one row of figures every `every` steps."""
+
+    def __init__(self, topology: str, learners: int, steps: int, lr: float, images: int) -> None:
+        self.mixing, self.size, self.steps, self.lr = TOPOLOGIES[topology](learners), learners, steps, lr
+        self.task = FashionMnist(FashionMnistConfig(width=WIDTH), seed=0)
+        self.shards = torch.randperm(images, generator=torch.Generator().manual_seed(1)).split(images // learners)
+        self.clock = VirtualClock()
+        network = MemoryNetwork(self.clock, learners, latency_s=0.0)
+        self.learners = [self.learner(rank, network) for rank in range(learners)]
+        self.rows: list[dict[str, float]] = []
+
+    def learner(self, rank: int, network: MemoryNetwork) -> VirtualLearner:
+        module = self.task.module()
+        optimizer = torch.optim.SGD(self.task.parameter_groups(module), lr=self.lr, momentum=MOMENTUM)
+        rng = torch.Generator().manual_seed(1000 + rank)
+
+        def gradient(step: int) -> None:
+            for group in optimizer.param_groups:
+                group["lr"] = self.lr * min(1.0, (step + 1) / (0.1 * self.steps))
+            optimizer.zero_grad()
+            chosen = torch.randint(len(self.shards[rank]), (BATCH,), generator=rng)
+            self.task.loss(module, self.task.batch(self.shards[rank][chosen].tolist(), rng)).backward()
+
+        strategy = roundelay.DPSGD(self.mixing)
+        return VirtualLearner(module, optimizer, strategy, network.transports[rank], gradient, lambda step: 1.0)
+
+    def run(self, every: int) -> list[dict[str, float]]:
+        for rank, learner in enumerate(self.learners):
+            self.clock.spawn(learner.process(self.steps), f"learner {rank}")
+        for step in range(every, self.steps + 1, every):
+            self.clock.run(until=step + 0.5)  # a step takes one second, so half a step after the step-th
+            self.rows.append({"step": step} | self.figures())
+        self.clock.run()
+        return self.rows
+
+    @torch.no_grad()
+    def figures(self) -> dict[str, float]:
+        """Of the mean model, and how far from it the learners are: relative to its own size."""
+        modules = [learner.module for learner in self.learners]
+        mean = consensus(self.task.module(), modules)
+        sums = self.task.evaluate(mean.eval(), "valid", 0, VALID_PARTS)
+        one = self.task.evaluate(modules[0].eval(), "valid", 0, VALID_PARTS)
+        modules[0].train()
+        own, centre = torch.stack([flat(module) for module in modules]), flat(mean)
+        return {
+            "loss": sums["loss"] / sums["samples"],
+            "top1": sums["top1"] / sums["samples"],
+            "top1_of_learner_0": one["top1"] / one["samples"],
+            "spread": float((own - centre).square().sum(1).mean().sqrt() / centre.norm()),
+        }
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([weight.detach().flatten() for weight in module.parameters()]).double()
+
+
+def consensus(into: nn.Module, modules: list[nn.Module]) -> nn.Module:
+    """Mean weights and means; variances from mean second moments."""
+    states = [module.state_dict() for module in modules]
+    averaged = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}
+    for name in [name for name in averaged if name.endswith("running_var")]:
+        mean = name.replace("running_var", "running_mean")
+        second = torch.stack([state[name].double() + state[mean].double() ** 2 for state in states]).mean(0)
+        averaged[name] = second - averaged[mean] ** 2
+    into.load_state_dict(averaged)
+    return into
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    sizes = sorted({run["learners"] for run in document["runs"]})
+    with picture(path, 2, len(sizes), size=(4.2 * len(sizes), 6.4)) as (_, axes):
+        for column, size in enumerate(sizes):
+            upper, lower = axes[column], axes[len(sizes) + column]
+            for run in (run for run in document["runs"] if run["learners"] == size):
+                steps = [row["step"] for row in run["rows"]]
+                look = {"color": COLOURS[run["topology"]], "label": f"{run['topology']}, gap {run['gap']:.3f}"}
+                upper.plot(steps, [row["loss"] for row in run["rows"]], **look)
+                lower.plot(steps, [row["spread"] for row in run["rows"]], **look)
+            upper.set(title=f"{size} learners", ylabel="validation loss of the mean model")
+            lower.set(xlabel="steps of every learner", ylabel="spread / size of the mean model", yscale="log")
+            upper.legend()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("out/rings"), help="writes OUT.json and OUT.svg")
+    parser.add_argument("--learners", type=int, nargs="+", default=[16, 32])
+    parser.add_argument("--topologies", nargs="+", choices=TOPOLOGIES, default=list(TOPOLOGIES))
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--every", type=int, default=20, help="steps between evaluations")
+    parser.add_argument("--lr", type=float, default=0.1, help="per learner")
+    parser.add_argument("--images", type=int, default=12_800, help="of the training images, shared out among learners")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    document: dict[str, Any] = {
+        "command": f"python benchmarks/vision_rings.py --lr {arguments.lr} --steps {arguments.steps}",
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "batch": BATCH,
+        "runs": [],
+    }
+    began = time.perf_counter()
+    for size in arguments.learners:
+        for topology in arguments.topologies:
+            experiment = Experiment(topology, size, arguments.steps, arguments.lr, arguments.images)
+            rows = experiment.run(arguments.every)
+            gap = roundelay.spectral_gap(experiment.mixing)
+            document["runs"].append({"topology": topology, "learners": size, "gap": gap, "rows": rows})
+            last = "  ".join(f"{key} {value:.4f}" for key, value in rows[-1].items() if key != "step")
+            print(
+                f"{size:3} learners  {topology:12} gap {gap:.4f}  {last}  after {time.perf_counter() - began:.0f} s",
+                flush=True,
+            )
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    draw(document, arguments.out.with_suffix(".svg"))
+    print(f"{arguments.out.with_suffix('.json')}  {arguments.out.with_suffix('.svg')}")
+
+
+if __name__ == "__main__":
+    main()

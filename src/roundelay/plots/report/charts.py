@@ -64,18 +64,19 @@ def learning(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _figure(name: str, runs: Sequence[Run]) -> Chart:
-    traces: list[Trace] = []
-    if name == "loss":
-        traces += [trace | {"style": "faint", "name": "training"} for trace in _across(runs, "loss", np.nanmean)]
+    training = list(_across(runs, name, np.nanmean)) if name == "loss" else []
+    traces = [trace | {"style": "faint", "name": "training"} for trace in training]
+    splits = set()
     for index, run in enumerate(runs):
         for split, track in run.evaluations.items():
             if name in track:
-                style = "points" if split == "test" else "line"
+                splits.add(split)
+                style = "points" if split == "test" else "marked"
                 traces.append(_curve(track, name) | _identity(index, run) | {"style": style, "name": split})
-    note = "Of the mean model; diamonds: test."
-    if name == "loss":
-        note = "Of the mean model; diamonds: test; faint: in training, mean of the learners."
-    return Chart(name, note, "curves", "", traces)
+    notes = ["Of the mean model"] if splits else []
+    notes += ["diamonds: test"] if "test" in splits else []
+    notes += ["faint: in training, mean of the learners"] if training else []
+    return Chart(name, "; ".join(notes) + ".", "curves", "", traces)
 
 
 def speed(runs: Sequence[Run]) -> list[Chart]:
@@ -121,7 +122,7 @@ def _throughputs(run: Run, index: int, top: float | None) -> Iterator[Chart]:
             _curve(track, "samples_per_s") | {"style": "line", "colour": colour(place), "name": f"learner {learner}"}
             for place, (learner, track) in enumerate(tracks.items())
         ]
-        legend = [(colour(place), str(learner)) for place, learner in enumerate(tracks)]
+        legend = [(colour(place), f"learner {learner}") for place, learner in enumerate(tracks)]
         yield Chart("throughput", note, "curves", "", traces, legend, top)
         return
     times = grid(list(tracks.values()))
@@ -134,7 +135,7 @@ def _throughputs(run: Run, index: int, top: float | None) -> Iterator[Chart]:
     ]
     note = f"Samples a second of {len(tracks)} learners: median, middle half, and range."
     yield Chart("throughput", note, "curves", "", [trace | {"colour": colour(index)} for trace in traces], top=top)
-    heat = {"style": "heat", "x": _x(run, times), "y": list(tracks), "z": [_list(row) for row in values]}
+    heat = _heat(_x(run, times), list(tracks), values)
     yield Chart("throughput by learner", "Samples a second; a gap: nothing heard of it.", "curves", "learner", [heat])
 
 
@@ -167,7 +168,7 @@ def _exchanges(run: Run) -> Chart:
     traces: list[Trace] = []
     if not np.isnan(counts).all() and size <= MOST_IN_MATRIX:
         ranks = list(range(size))
-        traces = [{"style": "heat", "x": ranks, "y": ranks, "z": [_list(row) for row in counts]}]
+        traces = [_heat(ranks, ranks, counts)]
     return Chart("exchanges", "How often learners averaged with each other.", "matrix", "learner", traces)
 
 
@@ -231,6 +232,11 @@ def _band(run: Run, times: Numbers, values: Numbers, percent: tuple[int, int]) -
     present = ~np.isnan(values).all(axis=0)
     low, high = np.nanpercentile(values[:, present], percent, axis=0)
     return {"style": "band", "x": _x(run, times[present]), "low": _list(low), "high": _list(high)}
+
+
+def _heat(x: Any, learners: list[int], values: Numbers) -> Trace:  # noqa: ANN401
+    top = _rounded(float(np.nanmax(values)))
+    return {"style": "heat", "x": x, "y": learners, "z": [_list(row) for row in values], "top": top}
 
 
 def _x(run: Run, times: Numbers) -> dict[str, list[float | None]]:

@@ -12,19 +12,21 @@
   // What comes from files is shown as text: plotly reads some tags in labels.
   const text = (value) => String(value).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
+  const titled = (words) => ({ text: words, font: { size: 12 } });
+
   function named(trace) {
     return text([trace.label, trace.name].filter(Boolean).join(" "));
   }
 
   function line(trace) {
-    const faint = trace.style === "faint", points = trace.style === "points";
-    const alone = trace.y.length === 1;
+    const faint = trace.style === "faint", points = trace.style === "points" || trace.y.length === 1;
+    const marked = trace.style === "marked" && trace.y.length < 40;
     const ink = colour(trace.colour);
     return [{
       type: "scatter", name: named(trace), x: along(trace.x), y: trace.y,
-      mode: points || alone ? "markers" : trace.y.length < 40 && !faint ? "lines+markers" : "lines",
+      mode: points ? "markers" : marked ? "lines+markers" : "lines",
       line: { color: faint ? faded(ink, 0.45) : ink, width: faint ? 1.2 : 2, dash: trace.dashed ? "dash" : "solid" },
-      marker: { size: points ? 10 : 5, symbol: points ? "diamond" : "circle", color: ink },
+      marker: { size: points ? 9 : 5, symbol: trace.style === "points" ? "diamond" : "circle", color: ink },
       hovertemplate: "%{y:.4~g}",
     }];
   }
@@ -45,21 +47,21 @@
   function heat(trace, chart) {
     const matrix = chart.kind === "matrix";
     return [{
-      type: "heatmap", x: matrix ? trace.x : along(trace.x), y: trace.y, z: trace.z, zmin: 0, hoverongaps: false,
+      type: "heatmap", x: matrix ? trace.x : along(trace.x), y: trace.y, z: trace.z, zmin: 0, zmax: trace.top, hoverongaps: false,
       colorscale: [[0, colour("low")], [1, colour("high")]],
       colorbar: { thickness: 8, outlinewidth: 0, tickfont: { color: colour("soft") } },
       hovertemplate: matrix ? "learners %{y} and %{x}: %{z:,}<extra></extra>" : "learner %{y}: %{z:.4~g}<extra></extra>",
     }];
   }
 
-  const draw = { line, faint: line, points: line, band, bar, heat };
+  const draw = { line, marked: line, faint: line, points: line, band, bar, heat };
 
   function marks() {
     const shown = report.marks.filter((mark) => !hidden.has(mark.run));
     return {
-      type: "scatter", mode: "markers", name: "", yaxis: "y2", cliponaxis: false,
+      type: "scatter", mode: "markers", name: "", yaxis: "y2",
       x: along({ time: shown.map((mark) => mark.x.time), samples: shown.map((mark) => mark.x.samples) }),
-      y: shown.map(() => 0), text: shown.map((mark) => text(mark.text)),
+      y: shown.map(() => 0.04), text: shown.map((mark) => text(mark.text)),
       marker: { symbol: "triangle-up", size: 9, color: shown.map((mark) => colour(`c${mark.run % 10}`)) },
       hovertemplate: "%{text}<extra></extra>",
     };
@@ -67,25 +69,27 @@
 
   function layout(chart, plot) {
     const heat = chart.traces.some((trace) => trace.style === "heat");
-    const over = { title: { text: axis === "time" ? `time (${report.unit})` : "samples", standoff: 6 } };
-    const learners = { title: { text: "learner", standoff: 6 }, tickformat: "d" };
+    const over = { title: titled(axis === "time" ? `time (${report.unit})` : "samples"), rangemode: heat ? "normal" : "tozero" };
+    const learners = { title: titled("learner"), tickformat: "d" };
     const shared = {
       gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true,
-      title: { font: { size: 12 } }, fixedrange: matchMedia("(pointer: coarse)").matches,
+      fixedrange: matchMedia("(pointer: coarse)").matches,
     };
     const matrix = chart.kind === "matrix";
     return {
       width: plot.clientWidth, height: plot.clientHeight, margin: { l: 44, r: 12, t: 10, b: 38 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("soft") },
-      xaxis: { ...shared, ...(chart.kind === "curves" ? over : learners), showgrid: false, showline: true, ticks: "outside", tickcolor: colour("line"), dtick: chart.traces[0].x.length <= 16 ? 1 : undefined },
+      xaxis: { ...shared, ...(chart.kind === "curves" ? over : learners), showgrid: false, showline: true, ticks: "outside", tickcolor: colour("line"), 
+        dtick: chart.traces[0].x.length <= 16 ? 1 : undefined, ...(matrix ? { constrain: "domain" } : {}),
+      },
       yaxis: {
-        ...shared, title: { text: chart.y, standoff: 4, font: { size: 12 } }, showgrid: !heat, tickformat: heat ? "d" : undefined,
+        ...shared, title: titled(chart.y), showgrid: !heat, tickformat: heat ? "d" : undefined,
         ...(chart.top ? { range: [0, chart.top] } : {}), ...(chart.kind === "bars" ? { rangemode: "tozero" } : {}),
         ...(matrix ? { autorange: "reversed", scaleanchor: "x", constrain: "domain" } : {}),
       },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
-      barmode: "stack", bargap: 0.25, showlegend: false,
+      barmode: "stack", bargap: chart.traces[0].x.length <= 32 ? 0.25 : 0, showlegend: false,
       hovermode: heat ? "closest" : "x unified",
       hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink"), size: 12 } },
       dragmode: "zoom",

@@ -58,8 +58,8 @@ class Page:
         yield "Agreement", self._figures(charts.agreement(runs))
         yield "Events", tables.events(runs) if any(run.events for run in runs) else Html("")
         yield "Topology", topologies(runs)
-        yield "Configuration", self._compared("config")
-        yield "Machine", self._compared("machine")
+        yield "Configuration", self._compared("config", brief=True)
+        yield "Machine", self._compared("machine", brief=False)
 
     def _lede(self) -> Html:
         if len(self._runs) > 1:
@@ -126,7 +126,7 @@ class Page:
             class_=f"chart {chart.kind}",
         )
 
-    def _compared(self, what: str) -> Html:
+    def _compared(self, what: str, *, brief: bool) -> Html:
         found = [getattr(run, what) for run in self._runs]
         if not any(found):
             return tag("p", f"Not recorded: there is no {what} file in the run.", class_="note")
@@ -134,7 +134,7 @@ class Page:
         if 'class="differs"' not in table:
             return table
         only = tag(
-            "label", tag("input", type="checkbox", checked=True), tag("span", "only what differs"), class_="only"
+            "label", tag("input", type="checkbox", checked=brief), tag("span", "only what differs"), class_="only"
         )
         return tag("div", only, table, class_="differences")
 

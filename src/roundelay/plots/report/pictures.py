@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from roundelay.errors import RoundelayError
 from roundelay.plots.report.markup import Html, join, tag
 from roundelay.plots.report.runs import Run
-from roundelay.topology import Mixing, named
+from roundelay.topology import named
 
 ON_A_TOPOLOGY = ("adpsgd", "dpsgd")
 
@@ -28,35 +29,28 @@ def topologies(runs: Sequence[Run]) -> Html:
 
 
 def _drawn(run: Run) -> Html:
-    strategy = run.config.get("strategy")
+    strategy, topology = run.config.get("strategy"), str(run.config.get("topology"))
     if strategy is None:
         return tag("p", "The run has left no configuration, so its topology is not known.")
     if strategy not in ON_A_TOPOLOGY:
         return tag("p", f"No topology: with {strategy} all learners average with all others.")
     try:
-        mixing = _mixing(run)
-        return (
-            _picture(mixing)
-            if mixing
-            else tag("p", f"{run.config.get('topology')} over machines: every one is a super-learner.")
-        )
+        group_size, seed = int(run.config.get("group_size", 1)), int(run.config.get("seed", 0))
+        if group_size < 1:  # how many machines there were is not recorded
+            return tag("p", f"{topology}, whose members are machines: the learners of one are a super-learner.")
+        drawing = _drawing(topology, (run.size or 1) // group_size, seed)
     except (RoundelayError, TypeError, ValueError) as error:  # a topology from elsewhere, or too large to be drawn
         return tag("p", f"Not drawn: {error}")
+    note = tag("p", f"Each is a super-learner of {group_size} learners.", class_="note") if group_size > 1 else ""
+    return join([drawing, note])
 
 
-def _mixing(run: Run) -> Mixing | None:
-    """Over learners or super-learners; None where a super-learner is a machine, and machines are not known here."""
-    group_size = int(run.config.get("group_size", 1))
-    if group_size < 1:
-        return None
-    return named(str(run.config.get("topology")), (run.size or 1) // group_size, int(run.config.get("seed", 0)))
-
-
-def _picture(mixing: Mixing) -> Html:
+@functools.cache
+def _drawing(topology: str, size: int, seed: int) -> Html:
     from roundelay.plots.topology import draw_topology
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "topology.svg")
-        draw_topology(mixing, path)
+        draw_topology(named(topology, size, seed), path)
         content = base64.b64encode(path.read_bytes()).decode()
-    return tag("img", src=f"data:image/svg+xml;base64,{content}", alt=f"{mixing.name} of {mixing.size} learners")
+    return tag("img", src=f"data:image/svg+xml;base64,{content}", alt=f"{topology} of {size}")

@@ -35,15 +35,20 @@ class Run:
     learners: dict[int, Track] = field(default_factory=dict)
     evaluations: dict[str, Track] = field(default_factory=dict)
     events: list[Row] = field(default_factory=list)
+    _now_s: float = math.nan
 
     def add(self, row: Row) -> None:
-        """One row of the metrics; of a kind that is not known it is left out."""
+        """One row of the metrics; of a kind that is not known it is left out.
+
+        Who watches learners from outside does not know their clock: an event without a time has that of the row before.
+        """
+        self._now_s = _first_number(row.get("elapsed_s"), self._now_s)
         if row["kind"] == "learner" and isinstance(row.get("learner"), int):
             self.learners.setdefault(row["learner"], Track(OVER_TIME)).add(row)
         elif row["kind"] == "evaluation":
             self.evaluations.setdefault(str(row.get("split", "valid")), Track()).add(row)
         elif row["kind"] == "event":
-            self.events.append(row)
+            self.events.append({"elapsed_s": self._now_s} | row)
 
     @property
     def finished(self) -> bool:
@@ -53,12 +58,18 @@ class Run:
     @property
     def elapsed_s(self) -> float:
         """How long it ran, as far as its files tell; NaN if they tell nothing."""
-        return _first_number(self.results.get("elapsed_s"), self.clock[0].max(initial=np.nan))
+        return _first_number(self.results.get("elapsed_s"), *self.clock[0][-1:])
 
     @property
     def samples(self) -> float:
         """How many samples all learners have used."""
-        return _first_number(self.results.get("samples"), self.clock[1].max(initial=np.nan))
+        return _first_number(self.results.get("samples"), *self.clock[1][-1:])
+
+    @property
+    def progress(self) -> float:
+        """The part of its budget that the run has spent; NaN if it has not told its budget."""
+        totals = [number(track.last.get("total")) for track in self.learners.values()]
+        return self.samples / max(totals) if totals and min(totals) > 0 else math.nan
 
     @property
     def size(self) -> int | None:

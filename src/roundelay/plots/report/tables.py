@@ -29,7 +29,7 @@ def results(runs: Sequence[Run]) -> Html:
             tag("th", swatch(index), run.name, scope="row"),
             *(tag("td", text) for text in (said(run.config.get("strategy")), averages_over(run))),
             _cell(number(run.size), count),
-            tag("td", state(run), class_="state"),
+            tag("td", state(run), class_=None if run.finished else "unfinished"),
             _cell(run.elapsed_s, duration),
             _cell(run.samples, count),
             _cell(_rate(run), figure),
@@ -175,7 +175,8 @@ def state(run: Run) -> str:
         return "finished"
     if math.isnan(run.elapsed_s):
         return "no figures yet"
-    return f"not finished; last heard after {duration(run.elapsed_s)}"
+    part = "" if math.isnan(run.progress) else f"{run.progress:.0%} of its budget, "
+    return f"not finished: {part}last heard after {duration(run.elapsed_s)}"
 
 
 def averages_over(run: Run) -> str:
@@ -189,6 +190,8 @@ def said(value: object) -> str:
     """A value as a configuration writes it."""
     if value is None:
         return NOTHING
+    if isinstance(value, list):
+        return ", ".join(map(said, value)) or "none"
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -95,10 +95,17 @@ def grid(tracks: Sequence[Track], points: int = MOST_POINTS) -> Numbers:
 
 
 def on_grid(tracks: Sequence[Track], name: str, times: Numbers) -> Numbers:
-    """Column `name` of every track at `times`, one row a track; NaN before its first row and after its last."""
+    """Column `name` of every track at `times`, one row a track; NaN long before its first row and long after its last.
+
+    Learners tell at different moments: a value holds for one and a half times as long as one usually waits for the next.
+    """
     rows = [_at(track, name, times) for track in tracks if len(track)]
     return np.array(rows).reshape(len(rows), len(times))
 
 
 def _at(track: Track, name: str, times: Numbers) -> Numbers:
-    return np.interp(times, track["elapsed_s"], track[name], left=np.nan, right=np.nan)
+    known = track["elapsed_s"]
+    hold_s = 1.5 * float(np.median(np.diff(known))) if len(known) > 1 else 0.0
+    values = np.interp(times, known, track[name])
+    values[(times < known[0] - hold_s) | (times > known[-1] + hold_s)] = np.nan
+    return values

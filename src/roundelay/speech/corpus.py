@@ -112,6 +112,7 @@ class Corpus:
         frames: features that replace our own, if the corpus brings them (T×F for an utterance).
         appended: more features beside the first (fMLLR, i-vectors), T×F or one vector for the whole utterance.
         pdfs: state numbers of each frame, if the corpus brings such alignments.
+        stm, glm: references and rules of NIST's scorer for the test split, if there are any.
     """
 
     name: str
@@ -122,6 +123,8 @@ class Corpus:
     frames: FrameSource | None = None
     appended: tuple[FrameSource, ...] = ()
     pdfs: Mapping[str, NDArray[np.int32]] | None = None
+    stm: Path | None = None
+    glm: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.utterances:

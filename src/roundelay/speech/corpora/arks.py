@@ -1,0 +1,105 @@
+"""Kaldi's archives: matrices and vectors by name, read one at a time through kaldiio."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roundelay.errors import MissingExtraError
+from roundelay.speech.cache import DataError, fingerprint, state_of
+from roundelay.speech.corpus import Utterance
+
+
+def script(path: Path) -> dict[str, str]:
+    """The lines of an scp file: a name, and where what it stands for is. Read once, and again when it has changed."""
+    return _script(path, state_of(path))
+
+
+@functools.cache
+def _script(path: Path, state: tuple[int, int]) -> dict[str, str]:
+    lines = (line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    return {words[0]: words[1].strip() if len(words) > 1 else "" for words in lines}
+
+
+def beside(path: Path, name: str) -> Path:
+    """Where a relative path of a Kaldi file points: from here, or else from a folder above that file.
+
+    Kaldi writes paths relative to where its recipe ran, which is usually some folders above the data directory.
+    """
+    target = Path(name)
+    if target.is_absolute() or target.exists():
+        return target
+    return next((folder / target for folder in path.absolute().parents if (folder / target).exists()), target)
+
+
+def load(scp: Path, name: str) -> NDArray[Any]:
+    """One matrix or vector. A command in its place is refused: reading data must not run programs."""
+    where = script(scp).get(name)
+    if where is None:
+        raise DataError(f"'{name}' is not in {scp.name}")
+    if where.endswith("|") or where.startswith("|"):
+        raise DataError(f"{scp.name} has a command for '{name}'; write an archive and point to it")
+    file, colon, rest = where.partition(":")
+    try:
+        return np.asarray(_kaldiio().load_mat(f"{beside(scp, file)}{colon}{rest}"))
+    except (OSError, ValueError, AssertionError, RuntimeError) as error:
+        raise DataError(f"cannot read '{name}' of {scp.name}: {error or type(error).__name__}") from error
+
+
+@dataclass(frozen=True)
+class ArkFrames:
+    """Features in Kaldi's archives.
+
+    Attributes:
+        scp: names utterances, or speakers.
+        cmvn: statistics by speaker; their mean is taken off.
+    """
+
+    scp: Path
+    cmvn: Path | None = None
+
+    def __call__(self, utterance: Utterance) -> NDArray[np.float32]:
+        """The matrix or vector of an utterance, or else of its speaker."""
+        name = utterance.id if utterance.id in script(self.scp) else utterance.speaker
+        frames = load(self.scp, name).astype(np.float32)
+        if self.cmvn is None:
+            return frames
+        stats = load(self.cmvn, utterance.speaker)  # sums and the count; sums of squares
+        return np.asarray(frames - stats[0, :-1] / stats[0, -1], dtype=np.float32)
+
+    def fingerprint(self) -> str:
+        """Changes with the scp files, and with the archives they point to."""
+        files = [path for path in (self.scp, self.cmvn) if path]
+        archives = {where.partition(":")[0] for path in files for where in script(path).values()}
+        states = [state_of(beside(self.scp, name)) for name in sorted(archives)]
+        return fingerprint(files, [state_of(path) for path in files], states)
+
+
+class ArkVectors(Mapping[str, NDArray[np.int32]]):
+    """State numbers of frames by utterance, read when they are asked for."""
+
+    def __init__(self, scps: tuple[Path, ...]) -> None:
+        self._scp_of = {name: scp for scp in scps for name in script(scp)}
+
+    def __getitem__(self, name: str) -> NDArray[np.int32]:
+        return load(self._scp_of[name], name).astype(np.int32)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scp_of)
+
+    def __len__(self) -> int:
+        return len(self._scp_of)
+
+
+def _kaldiio() -> Any:  # noqa: ANN401  # a module
+    try:
+        import kaldiio
+    except ImportError as error:
+        raise MissingExtraError("reading Kaldi archives", "speech") from error
+    return kaldiio

@@ -1,0 +1,173 @@
+"""Kaldi data directories: one for each split below a common folder, or a single one.
+
+wav.scp        recording → file; a command is refused unless allowed, but `sph2pipe … |` and `flac … |` are
+               understood, and their file is read without running them
+segments       optional: utterance → recording, start, end
+reco2file_and_channel   optional: which channel of a file a recording is
+text, utt2spk  words and speaker of an utterance
+feats.scp, cmvn.scp     optional: features that take the place of ours
+fmllr.scp, ivectors.scp optional: features that are appended to them, in this order
+pdf.scp        optional: state numbers of frames (ali-to-pdf … ark,scp:pdf.ark,pdf.scp)
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from roundelay.speech.cache import DataError, cache_folder, fingerprint
+from roundelay.speech.corpora.arks import ArkFrames, ArkVectors, beside, script
+from roundelay.speech.corpus import Corpus, FrameSource, Problems, Utterance, split_name
+from roundelay.speech.features import Frames
+
+APPENDED = ("fmllr.scp", "ivectors.scp")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A file, and the channel that is meant."""
+
+    path: Path
+    channel: int | None = None
+
+
+def kaldi(folder: Path, *, allow_pipes: bool = False) -> Corpus:
+    """The corpus in a Kaldi data directory, or in several below one folder, whose names are then those of the splits."""
+    single = (folder / "text").is_file()
+    parts = [folder] if single else sorted(path.parent for path in folder.glob("*/text"))
+    if not parts:
+        raise DataError(f"'{folder}' is no Kaldi data directory: there is no file text in it or one level below")
+    problems = Problems()
+    utterances: dict[str, Utterance] = {}
+    for part in parts:
+        for utterance in _utterances(part, allow_pipes, problems):
+            if utterance.id in utterances:
+                problems.add("duplicate utterance", f"{utterance.id} of {part.name}")
+            utterances.setdefault(utterance.id, utterance)
+    pdfs = tuple(part / "pdf.scp" for part in parts if (part / "pdf.scp").is_file())
+    return Corpus(
+        folder.name,
+        tuple(utterances.values()),
+        f"Kaldi data directory: {', '.join(part.name for part in parts)}",
+        problems=problems,
+        frames=_source(parts, "feats.scp", "cmvn.scp"),
+        appended=tuple(source for source in (_source(parts, name) for name in APPENDED) if source),
+        pdfs=ArkVectors(pdfs) if pdfs else None,
+    )
+
+
+def _utterances(part: Path, allow_pipes: bool, problems: Problems) -> list[Utterance]:  # noqa: FBT001
+    text = script(part / "text")
+    speakers = script(part / "utt2spk") if (part / "utt2spk").is_file() else {}
+    pieces = _pieces(part, text)
+    recordings = _recordings(part, {piece[0] for piece in pieces.values()}, allow_pipes, problems)
+    with_features = (part / "feats.scp").is_file()
+    found = []
+    for id, words in text.items():
+        name, start_s, duration_s = pieces.get(id, (None, 0.0, None))
+        recording = recordings.get(name) if name else None
+        if recording is None and not with_features:
+            problems.add("no recording", f"{id} of {part.name}")
+            continue
+        if not words:
+            problems.add("no text", f"{id} of {part.name}")
+        found.append(
+            Utterance(
+                id=id,
+                audio=recording.path if recording else None,
+                speaker=speakers.get(id, id),
+                text=words,
+                split=split_name(part.name),
+                channel=recording.channel if recording else None,
+                start_s=start_s,
+                duration_s=duration_s,
+            )
+        )
+    return found
+
+
+def _pieces(part: Path, text: dict[str, str]) -> dict[str, tuple[str, float, float | None]]:
+    """Recording, start and duration of each utterance; without segments a recording is an utterance."""
+    if not (part / "segments").is_file():
+        return {id: (id, 0.0, None) for id in text}
+    pieces: dict[str, tuple[str, float, float | None]] = {}
+    for id, line in script(part / "segments").items():
+        try:
+            name, start, end = line.split()[:3]
+            pieces[id] = (name, float(start), None if float(end) < 0 else float(end) - float(start))
+        except ValueError as error:
+            raise DataError(f"{part}/segments: '{id} {line}' is not utterance, recording, start, end") from error
+    return pieces
+
+
+def _recordings(part: Path, names: set[str], allow_pipes: bool, problems: Problems) -> dict[str, Recording]:  # noqa: FBT001
+    table = part / "wav.scp"
+    if not table.is_file():
+        return {}
+    sides = script(part / "reco2file_and_channel") if (part / "reco2file_and_channel").is_file() else {}
+    found = {}
+    for name, where in script(table).items():
+        if name not in names:
+            continue
+        recording = _recording(table, where, allow_pipes)
+        if recording is None:
+            problems.add("pipe refused", f"{name}: {where} (allow it if you trust this directory)")
+            continue
+        if recording.channel is None and recording.path.suffix == ".sph" and name in sides:
+            recording = Recording(recording.path, {"A": 0, "1": 0, "B": 1, "2": 1}.get(sides[name].split()[-1]))
+        if recording.path.is_file():
+            found[name] = recording
+        else:
+            problems.add("missing file", f"{name}: {recording.path}")
+    return found
+
+
+def _recording(table: Path, where: str, allow_pipes: bool) -> Recording | None:  # noqa: FBT001
+    if not where.endswith("|"):
+        return Recording(beside(table, where))
+    words = shlex.split(where.removesuffix("|"))
+    if words and "|" not in where.removesuffix("|") and Path(words[0]).name in ("sph2pipe", "flac"):
+        channel = re.search(r"-c\s+([12])\b", where) if Path(words[0]).name == "sph2pipe" else None
+        file = next((word for word in reversed(words) if word.endswith((".sph", ".flac", ".wav"))), None)
+        if file:
+            return Recording(beside(table, file), int(channel[1]) - 1 if channel else None)
+    return Recording(_output_of(where.removesuffix("|"))) if allow_pipes else None
+
+
+def _output_of(command: str) -> Path:
+    """What a command writes, kept in the cache; a command that fails leaves an empty file, which is counted as such."""
+    path = cache_folder("pipes") / f"{fingerprint(command)}.wav"
+    if not path.is_file():
+        done = subprocess.run(command, shell=True, capture_output=True, check=False)  # the user said that it may
+        path.write_bytes(done.stdout)
+    return path
+
+
+def _source(parts: list[Path], name: str, cmvn: str = "") -> FrameSource | None:
+    sources = tuple(
+        ArkFrames(part / name, part / cmvn if cmvn and (part / cmvn).is_file() else None)
+        for part in parts
+        if (part / name).is_file()
+    )
+    return Several(sources) if sources else None
+
+
+@dataclass(frozen=True)
+class Several:
+    """The same kind of features of several data directories."""
+
+    sources: tuple[ArkFrames, ...]
+
+    def __call__(self, utterance: Utterance) -> Frames:
+        """From the first directory that has the utterance or its speaker."""
+        for source in self.sources:
+            if script(source.scp).keys() & {utterance.id, utterance.speaker}:
+                return source(utterance)
+        raise DataError(f"neither '{utterance.id}' nor its speaker is in {self.sources[0].scp.name}")
+
+    def fingerprint(self) -> str:
+        """Of all of them."""
+        return fingerprint(*(source.fingerprint() for source in self.sources))

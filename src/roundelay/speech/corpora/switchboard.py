@@ -1,0 +1,156 @@
+"""Switchboard to train on and Hub5-2000 to test on, from the trees that the LDC ships, anywhere below one folder.
+
+sw02001.sph …               LDC97S62: calls, two channels of µ-law at 8 kHz
+sw2001A-ms98-a-trans.text … the Mississippi State transcripts (swb_ms98_transcriptions), read through lhotse
+sw-ms98-dict.text           their lexicon
+sw_4390.sph, en_4156.sph …  LDC2002S09: Hub5-2000, calls of Switchboard (sw) and CallHome (en)
+hub5e00.*.stm, *.glm        LDC2002T43: its references and scoring rules
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from roundelay.errors import MissingExtraError
+from roundelay.speech.cache import DataError, find_corpus
+from roundelay.speech.corpus import Corpus, Problems, Utterance
+
+VALID_EVERY = 50  # calls: speakers of the validation split are in no other
+SIDES = "AB"
+_IGNORED = "ignore_time_segment_in_scoring"
+
+
+def switchboard(data: Path | None = None) -> Corpus:
+    """Train and valid from Switchboard, test from Hub5-2000, whichever of them are there."""
+    root = find_corpus("switchboard", data)
+    problems = Problems()
+    stm = next(iter(sorted(root.rglob("hub5*.stm"))), None)
+    utterances = list(_training(root, problems))
+    if stm:
+        utterances.extend(_test(root, stm, problems))
+    if not utterances:
+        raise DataError(f"'{root}' has neither calls sw0….sph with their …-trans.text nor a hub5….stm")
+    return Corpus(
+        "switchboard",
+        tuple(utterances),
+        "Switchboard-1 with Mississippi State transcripts; Hub5-2000 as test",
+        lexicon=next(iter(sorted(root.rglob("sw-ms98-dict.text"))), None),
+        problems=problems,
+        stm=stm,
+        glm=next(iter(sorted(root.rglob("*.glm"))), None),
+    )
+
+
+def part_of_hub5(utterance: Utterance) -> str:
+    """Which half of Hub5-2000 it is of, by which results are told: 'swb' or 'callhome'."""
+    return "swb" if utterance.id.startswith("sw_") else "callhome"
+
+
+def transcript(text: str) -> str:
+    """The words of a Mississippi State transcript, in small letters, without what is no word.
+
+    Laughed words are words, of [this/that] the first was said, {coined} words and pronunciation marks lose their marks, and
+    of a word broken off what was heard stays, with a hyphen.
+
+    >>> transcript("[noise] i-[i] was [laughter-really] th[e]- [laughter] about_1 [it'n/isn't] {yuppiedom} [silence]")
+    "i- was really th- about it'n yuppiedom"
+    """
+    return " ".join(filter(None, map(_word, text.lower().split())))
+
+
+def reference(text: str) -> str:
+    """The words of an stm, of alternatives the first, without what may be missed.
+
+    >>> reference("(%hesitation) i { don't / do not / @ } know <b_aside> (wh-) right")
+    "i don't know right"
+    """
+    chosen = re.sub(r"\{\s*([^/}]*?)\s*(?:/[^}]*)?\}", r"\1", text.lower())
+    kept = re.sub(r"\([^)]*\)|<[^>]*>", " ", chosen)
+    return " ".join(word for word in kept.split() if word != "@")
+
+
+def _word(token: str) -> str:
+    laughed = re.fullmatch(r"\[laughter-(.+)\]", token)
+    token = laughed[1] if laughed else token
+    mistaken = re.fullmatch(r"-?\[([^\]/]+)/[^\]]+\]-?", token)
+    if mistaken:
+        return mistaken[1]
+    if re.fullmatch(r"\[[^\]]+\]|<[^>]+>", token):
+        return ""
+    token = re.sub(r"-\[[^\]]*\]$|\[[^\]]*\]-$", "-", token)  # sim[ilar]- and i-[i]: what was not said
+    token = re.sub(r"^-?\[[^\]]*\]-?", "-", token)  # -[o]kay
+    return re.sub(r"_\d$", "", token.strip("{}"))
+
+
+def _training(root: Path, problems: Problems) -> Iterator[Utterance]:
+    transcripts = {path.name.split("-")[0]: path for path in sorted(root.rglob("sw*-trans.text"))}
+    calls = sorted(root.rglob("sw0*.sph"))
+    for number, audio in enumerate(calls):
+        call = audio.stem.replace("sw0", "sw")
+        split = "valid" if number % VALID_EVERY == 1 else "train"
+        for channel, side in enumerate(SIDES):
+            text = transcripts.get(f"{call}{side}")
+            if text is None:
+                problems.add("no transcript", f"side {side} of {audio.name}")
+            else:
+                yield from _side(audio, text, channel, split, problems)
+
+
+def _side(audio: Path, text: Path, channel: int, split: str, problems: Problems) -> Iterator[Utterance]:
+    """The utterances of one side of a call, through lhotse, which gives both sides the same speaker: take the channel's."""
+    lhotse = _lhotse()
+    try:
+        with lhotse.audio.backend.audio_backend(lhotse.audio.backend.LibsndfileBackend()):
+            recording = lhotse.Recording.from_file(audio)
+        supervisions = lhotse.recipes.switchboard.make_segments(text, recording, channel)
+    except Exception as error:  # whatever a broken file makes of lhotse, it costs this side only
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        problems.add("unreadable call", f"{audio.name}, {text.name}: {reason}")
+        return
+    for supervision in supervisions:
+        words = transcript(supervision.text)
+        if words and supervision.end <= recording.duration:
+            yield Utterance(
+                id=supervision.id,
+                audio=audio,
+                speaker=f"{recording.id}-{SIDES[channel]}",
+                text=words,
+                split=split,
+                channel=channel,
+                start_s=supervision.start,
+                duration_s=supervision.duration,
+            )
+        else:
+            problems.add("beyond the end" if words else "no words", supervision.id)
+
+
+def _test(root: Path, stm: Path, problems: Problems) -> Iterator[Utterance]:
+    calls = {path.stem: path for path in root.rglob("*.sph")}
+    for line in stm.read_text(encoding="latin-1").splitlines():
+        if not line.strip() or line.startswith(";;"):
+            continue
+        fields = line.split(maxsplit=6)
+        try:
+            call, side, speaker, start, end = fields[0], fields[1], fields[2], float(fields[3]), float(fields[4])
+        except (IndexError, ValueError):
+            problems.add("bad line", f"{stm.name}: {line.strip()}")
+            continue
+        text = fields[6] if len(fields) > 6 else ""
+        id = f"{call}-{side}-{round(start * 100):07d}-{round(end * 100):07d}"
+        if call not in calls:
+            problems.add("missing file", f"{id}: {call}.sph")
+        elif _IGNORED not in text.lower():
+            channel = SIDES.find(side.upper())
+            yield Utterance(id, calls[call], speaker, reference(text), "test", channel, start, end - start)
+
+
+def _lhotse() -> Any:  # noqa: ANN401  # a module
+    try:
+        import lhotse.audio.backend
+        import lhotse.recipes.switchboard
+    except ImportError as error:
+        raise MissingExtraError("reading Switchboard", "switchboard") from error
+    return lhotse

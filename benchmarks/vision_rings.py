@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -108,33 +110,40 @@ def consensus(into: nn.Module, modules: list[nn.Module]) -> nn.Module:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
+    """A row per number of learners: the gaps of theory, and beside them how learners converge and how far apart they are."""
     sizes = sorted({run["learners"] for run in document["runs"]})
-    with picture(path, 2, len(sizes), size=(4.2 * len(sizes), 6.4)) as (_, axes):
-        for column, size in enumerate(sizes):
-            upper, lower = axes[column], axes[len(sizes) + column]
+    with picture(path, len(sizes), 3, size=(11, 3.6 * len(sizes))) as (_, axes):
+        for row, size in enumerate(sizes):
+            gap, loss, spread = axes[3 * row : 3 * row + 3]
             for run in (run for run in document["runs"] if run["learners"] == size):
-                steps = [row["step"] for row in run["rows"]]
-                look = {"color": COLOURS[run["topology"]], "label": f"{run['topology']}, gap {run['gap']:.3f}"}
-                upper.plot(steps, [row["loss"] for row in run["rows"]], **look)
-                lower.plot(steps, [row["spread"] for row in run["rows"]], **look)
-            upper.set(title=f"{size} learners", ylabel="validation loss of the mean model")
-            lower.set(xlabel="steps of every learner", ylabel="spread / size of the mean model", yscale="log")
-            upper.legend()
+                steps, look = [each["step"] for each in run["rows"]], {"color": COLOURS[run["topology"]]}
+                counts = list(range(4, 65, 2))
+                gap.plot(counts, [roundelay.spectral_gap(TOPOLOGIES[run["topology"]](n)) for n in counts], **look)
+                gap.plot(size, run["gap"], "o", label=f"{run['topology']}: {run['gap']:.3f}", **look)
+                loss.plot(steps, [each["loss"] for each in run["rows"]], label=run["topology"], **look)
+                spread.plot(steps, [each["spread"] for each in run["rows"]], label=run["topology"], **look)
+            gap.set(title="spectral gap", xlabel="learners", yscale="log")
+            loss.set(title=f"validation loss of the mean of {size} learners", xlabel="steps", yscale="log")
+            spread.set(title="spread / size of the mean model", xlabel="steps", yscale="log")
+            gap.legend()
+            loss.legend()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/rings"), help="writes OUT.json and OUT.svg")
-    parser.add_argument("--learners", type=int, nargs="+", default=[16, 32])
+    parser.add_argument("--learners", type=int, nargs="+", default=[32])
     parser.add_argument("--topologies", nargs="+", choices=TOPOLOGIES, default=list(TOPOLOGIES))
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--every", type=int, default=20, help="steps between evaluations")
-    parser.add_argument("--lr", type=float, default=0.1, help="per learner")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--every", type=int, default=10, help="steps between evaluations")
+    parser.add_argument(
+        "--lr", type=float, default=0.4, help="of every learner; 0.1 for a batch of 128, scaled linearly to 32 x 16"
+    )
     parser.add_argument("--images", type=int, default=12_800, help="of the training images, shared out among learners")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     document: dict[str, Any] = {
-        "command": f"python benchmarks/vision_rings.py --lr {arguments.lr} --steps {arguments.steps}",
+        "command": shlex.join(["python", *sys.argv]),
         "machine": platform.machine(),
         "torch": torch.__version__,
         "batch": BATCH,

@@ -2,8 +2,6 @@ import json
 import os
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, Dataset
 
 from roundelay.vision.data import DataError
 from roundelay.vision.folders import ClassFolder
@@ -87,22 +85,3 @@ def test_folders_without_classes_or_images_are_refused(tmp_path, cache):
     (tmp_path / "empty" / "n01").mkdir()
     with pytest.raises(DataError, match="no image in the folders"):
         ClassFolder(tmp_path / "empty")
-
-
-class Labels(Dataset):
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __len__(self):
-        return len(self.folder)
-
-    def __getitem__(self, sample):
-        return torch.tensor(self.folder.readable(sample)[1])
-
-
-def test_worker_processes_skip_damaged_files_and_count_them_for_the_parent(imagenet):
-    folder = ClassFolder(imagenet / "train")
-    loader = DataLoader(Labels(folder), batch_size=5, num_workers=2, multiprocessing_context="fork")
-    labels = torch.cat(list(loader)).tolist()
-    assert labels == [*folder.labels[:-1], 0]
-    assert folder.unreadable == 4

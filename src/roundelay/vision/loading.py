@@ -63,6 +63,7 @@ def _images_per_s(batches: Dataset[Batch], batch: int, workers: int, seconds: fl
         batch_size=None,
         sampler=cast("torch.utils.data.Sampler[int]", range(1_000_000_000)),
         num_workers=workers,
+        multiprocessing_context="spawn" if workers else None,  # as training runs have it, for they have threads
         prefetch_factor=AHEAD if workers else None,
     )
     iterator, count = iter(loader), 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -60,6 +62,35 @@ def utterance_audio(utterance: Utterance, rate_Hz: int | None = None) -> Audio:
 
 def read_audio(path: Path, channel: int | None = None, start_s: float = 0.0, duration_s: float | None = None) -> Audio:
     """A piece of a file at its own rate: WAV, FLAC, sphere and all else that libsndfile reads, PCM, µ-law or float."""
+    with _opened(path) as file:
+        rate_Hz = int(file.samplerate)
+        first = round(start_s * rate_Hz)
+        wanted = None if duration_s is None else round(duration_s * rate_Hz)
+        promised = _promised_frames(path, file) - first
+        table_TC = _frames(file, first, wanted)
+    samples, mixed = _one_channel(table_TC, channel, path)
+    if len(samples) == 0:
+        raise AudioError("no samples", f"{path} from {start_s:g} s")
+    if not np.isfinite(samples).all():
+        raise AudioError("not finite", f"{path} has samples that are no numbers")
+    flaws = {
+        "truncated": len(samples) < (promised if wanted is None else wanted - SHORTER_S * rate_Hz),
+        "mixed to mono": mixed,
+        "clipped": float(np.mean(np.abs(samples) >= FULL_SCALE)) > CLIPPED_SHARE,
+        "silent": not samples.any(),
+    }
+    return Audio(samples, rate_Hz, tuple(name for name, found in flaws.items() if found))
+
+
+def audio_length_s(path: Path) -> tuple[float, int]:
+    """Seconds and samples per second of a file, by its header."""
+    with _opened(path) as file:
+        return file.frames / file.samplerate, int(file.samplerate)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A SoundFile; what libsndfile cannot do with it is an AudioError."""
     if not path.is_file():
         raise AudioError("missing file", str(path))
     if path.stat().st_size == 0:
@@ -67,27 +98,9 @@ def read_audio(path: Path, channel: int | None = None, start_s: float = 0.0, dur
     soundfile = _soundfile()
     try:
         with soundfile.SoundFile(path) as file:
-            rate_Hz = int(file.samplerate)
-            first = round(start_s * rate_Hz)
-            wanted = None if duration_s is None else round(duration_s * rate_Hz)
-            missing = _promised_frames(path, file) - file.frames
-            table_TC = _frames(file, first, wanted)
+            yield file
     except soundfile.LibsndfileError as error:
         raise AudioError("unreadable file", f"{path}: {_reason(path, error)}") from error
-    samples, mixed = _one_channel(table_TC, channel, path)
-    if len(samples) == 0:
-        raise AudioError("no samples", f"{path} from {start_s:g} s")
-    if not np.isfinite(samples).all():
-        raise AudioError("not finite", f"{path} has samples that are no numbers")
-    short = wanted is not None and len(samples) < wanted - SHORTER_S * rate_Hz
-    broken = wanted is None and (missing > 0 or len(table_TC) < file.frames - first)
-    flaws = {
-        "truncated": short or broken,
-        "mixed to mono": mixed,
-        "clipped": float(np.mean(np.abs(samples) >= FULL_SCALE)) > CLIPPED_SHARE,
-        "silent": not samples.any(),
-    }
-    return Audio(samples, rate_Hz, tuple(name for name, found in flaws.items() if found))
 
 
 def resampled(samples: Samples, from_Hz: int, to_Hz: int) -> Samples:

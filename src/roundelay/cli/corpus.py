@@ -1,0 +1,146 @@
+"""`roundelay corpus`: prepare, check and describe a speech corpus."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roundelay.cli.arguments import number, positive_int
+from roundelay.cli.tables import new_table, say, show
+from roundelay.errors import UsageError
+
+if TYPE_CHECKING:
+    from roundelay.speech.corpus import Corpus
+    from roundelay.speech.describe import Summary
+
+KINDS = {
+    "synth": "synthetic speech, made here",
+    "an4": "AN4, found in --data or ROUNDELAY_DATA",
+    "fsdd": "spoken digits, found likewise",
+    "switchboard": "Switchboard and Hub5-2000, found likewise",
+    "manifest": "a folder with manifest.tsv",
+    "kaldi": "a Kaldi data directory",
+}
+_FOLDERS = ("manifest", "kaldi")
+_FOUND = ("an4", "fsdd", "switchboard")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    kinds = "; ".join(f"{name}: {text}" for name, text in KINDS.items())
+    parser.add_argument("kind", metavar="KIND", choices=tuple(KINDS), help=kinds)
+    parser.add_argument("folder", metavar="DIR", nargs="?", type=Path, help="of a manifest or Kaldi corpus")
+    add = parser.add_argument
+    add("--data", type=Path, metavar="PATH", help="folder or archive of an4, fsdd or switchboard")
+    add("--out", type=Path, metavar="DIR", help="synth: where it goes (default: the cache)")
+    add("--hours", type=number, metavar="H", help="synth: how much (default 0.5)")
+    add("--seed", type=int, metavar="S", help="synth: of all that is drawn (default 1)")
+    add("--noise", type=float, metavar="DB", help="synth: add noise at this signal-to-noise ratio")
+    add("--telephone", action="store_true", help="synth: 8 kHz, telephone band, µ-law")
+    add("--workers", type=positive_int, metavar="N", help="synth: processes (default: one for each core)")
+    add("--allow-pipes", action="store_true", help="kaldi: run the commands in wav.scp; only if you trust them")
+    add("--quick", action="store_true", help="look at headers only, do not read the audio")
+    add("--json", action="store_true", help="print JSON, with every problem")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Load or make the corpus, look at all of it, and say what there is."""
+    from roundelay.speech.describe import summary
+
+    _check(args)
+    corpus = _corpus(args)
+    with _bar("checking") as progress:
+        found = summary(corpus, listen=not args.quick, progress=progress)
+    if args.json:
+        document = dataclasses.asdict(found)
+        document["lexicon"] = str(corpus.lexicon) if corpus.lexicon else None
+        print(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    _show(found)
+    if args.kind == "synth":
+        assert corpus.lexicon
+        say(f"It is in {corpus.lexicon.parents[1]}.")
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Options that belong to another kind are mistakes, told before any work."""
+    kind = args.kind
+    if kind in _FOLDERS and args.folder is None:
+        raise UsageError(f"`corpus {kind}` needs a folder: roundelay corpus {kind} DIR")
+    if kind not in _FOLDERS and args.folder is not None:
+        raise UsageError(f"`corpus {kind}` takes no folder; say {'--out DIR' if kind == 'synth' else '--data PATH'}")
+    owners = {
+        "data": _FOUND, "out": ("synth",), "hours": ("synth",), "seed": ("synth",), "noise": ("synth",),
+        "telephone": ("synth",), "workers": ("synth",), "allow_pipes": ("kaldi",),
+    }  # fmt: skip
+    for option, kinds in owners.items():
+        if getattr(args, option) not in (None, False) and kind not in kinds:
+            raise UsageError(f"--{option.replace('_', '-')} goes with `corpus {'|'.join(kinds)}`")
+
+
+def _corpus(args: argparse.Namespace) -> Corpus:
+    from roundelay.speech.corpora.catalogue import corpus
+
+    if args.kind == "synth":
+        return _synth(args)
+    if args.allow_pipes:
+        from roundelay.speech.corpora.kaldi import kaldi
+
+        return kaldi(args.folder, allow_pipes=True)
+    return corpus(args.kind, args.folder or args.data)
+
+
+def _synth(args: argparse.Namespace) -> Corpus:
+    from roundelay.speech.synth.generate import synth
+    from roundelay.speech.synth.shard import SynthConfig
+
+    default = SynthConfig()
+    config = SynthConfig(
+        hours=default.hours if args.hours is None else args.hours,
+        seed=default.seed if args.seed is None else args.seed,
+        snr_dB=args.noise,
+        telephone=args.telephone,
+    )
+    with _bar("speaking") as progress:
+        return synth(config, args.out, args.workers, progress)
+
+
+@contextmanager
+def _bar(doing: str) -> Iterator[Callable[[float, float], None]]:
+    """A progress bar on stderr, as a function of what is done and of how much."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _show(found: Summary) -> None:
+    say(f"{found.name}: {found.description}")
+    table = new_table("")
+    table.add_column("split")
+    for heading in ("utterances", "hours", "speakers", "words", "aligned"):
+        table.add_column(heading, justify="right")
+    for name, split in found.splits.items():
+        counts = (split.speakers, split.words, split.aligned)
+        table.add_row(name, str(split.utterances), f"{split.hours:.3f}", *map(str, counts))
+    show(table)
+    rates = ", ".join(f"{rate / 1000:g} kHz" for rate in found.rates_Hz) or "no audio"
+    say(f"{found.vocabulary} different words, {len(found.phones)} phones, {rates}.")
+    if found.unknown_words:
+        said = ", ".join(list(found.unknown_words)[:5])
+        say(
+            f"The lexicon lacks {len(found.unknown_words)} words, said {sum(found.unknown_words.values())} times: {said}"
+        )
+    if not found.problems:
+        say("No problems found.")
+    for kind, count in found.problems.items():
+        first = next(case for case in found.cases if case.startswith(f"{kind}: "))
+        say(f"{count} × {first}")

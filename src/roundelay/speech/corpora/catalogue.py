@@ -1,0 +1,38 @@
+"""Corpora by name, for recipes and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from roundelay.errors import unknown
+from roundelay.speech.cache import DataError
+from roundelay.speech.corpora.an4 import an4
+from roundelay.speech.corpora.fsdd import fsdd
+from roundelay.speech.corpora.kaldi import kaldi
+from roundelay.speech.corpora.manifest import manifest
+from roundelay.speech.corpora.switchboard import switchboard
+from roundelay.speech.corpus import Corpus
+from roundelay.speech.synth.generate import synth
+
+FOUND: dict[str, Callable[[Path | None], Corpus]] = {"an4": an4, "fsdd": fsdd, "switchboard": switchboard}
+GIVEN: dict[str, Callable[[Path], Corpus]] = {"manifest": manifest, "kaldi": kaldi}
+NAMES = ("synth", *FOUND, *GIVEN)
+
+
+def corpus(name: str, data: Path | None = None) -> Corpus:
+    """The corpus of a name, from `data` or from where it is usually found; `synth` without data is made in the cache.
+
+    >>> corpus("an5")
+    Traceback (most recent call last):
+    roundelay.speech.cache.DataError: unknown corpus 'an5'; did you mean 'an4'? Known: synth, an4, fsdd, ...
+    """
+    if name in FOUND:
+        return FOUND[name](data)
+    if name == "synth":
+        return synth() if data is None else manifest(data, "synth")
+    if name not in GIVEN:
+        raise DataError(unknown("corpus", name, NAMES))
+    if data is None:
+        raise DataError(f"where is it? A {name} corpus needs its folder")
+    return GIVEN[name](data)

@@ -33,6 +33,7 @@ class Chart:
         y: what the vertical axis counts.
         legend: (colour, label) pairs beyond the runs, which the page explains once.
         top: the end of the vertical axis, where several charts share it.
+        logarithmic: the reader may have the vertical axis so.
     """
 
     title: str
@@ -42,6 +43,7 @@ class Chart:
     traces: list[Trace]
     legend: list[tuple[str, str]] = field(default_factory=list)
     top: float | None = None
+    logarithmic: bool = False
 
     def data(self) -> dict[str, Any]:
         """For the script."""
@@ -76,7 +78,7 @@ def _figure(name: str, runs: Sequence[Run]) -> Chart:
     notes = ["Of the mean model"] if splits else []
     notes += ["diamonds: test"] if "test" in splits else []
     notes += ["faint: in training, mean of the learners"] if training else []
-    return Chart(name, "; ".join(notes) + ".", "curves", "", traces)
+    return Chart(name, "; ".join(notes) + ".", "curves", "", traces, logarithmic=name == "loss")
 
 
 def speed(runs: Sequence[Run]) -> list[Chart]:
@@ -96,7 +98,8 @@ def agreement(runs: Sequence[Run]) -> list[Chart]:
     for name, note in shown.items():
         traces = [*_ranges(runs, name), *_across(runs, name, np.nanmedian)]
         if traces:
-            charts.append(Chart(name.removesuffix("_mean"), note, "curves", "", traces, top=_top(traces)))
+            title, logarithmic = name.removesuffix("_mean"), name == "spread"
+            charts.append(Chart(title, note, "curves", "", traces, top=_top(traces), logarithmic=logarithmic))
     return charts
 
 

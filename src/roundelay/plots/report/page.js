@@ -3,7 +3,7 @@
 (() => {
   const report = JSON.parse(document.getElementById("report").textContent);
   const plots = [...document.querySelectorAll(".plot")];
-  const hidden = new Set();
+  const hidden = new Set(), logarithmic = new Set();
   let axis = "time";
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -85,7 +85,7 @@
       },
       yaxis: {
         ...shared, title: titled(chart.y), showgrid: !heat, tickformat: heat ? "d" : undefined,
-        ...(chart.top ? { range: [0, chart.top] } : {}), ...(chart.kind === "bars" ? { rangemode: "tozero" } : {}),
+        ...(logarithmic.has(plot.dataset.chart) ? { type: "log" } : chart.top ? { range: [0, chart.top] } : {}), ...(chart.kind === "bars" ? { rangemode: "tozero" } : {}),
         ...(matrix ? { autorange: "reversed", scaleanchor: "x", constrain: "domain" } : {}),
       },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
@@ -117,6 +117,10 @@
     if (input.checked) hidden.delete(run); else hidden.add(run);
     document.querySelectorAll(`[data-run="${run}"]`).forEach((each) => { each.hidden = !input.checked; });
     all();
+  }));
+  document.querySelectorAll(".log input").forEach((input) => input.addEventListener("change", () => {
+    if (input.checked) logarithmic.add(input.value); else logarithmic.delete(input.value);
+    render(document.querySelector(`[data-chart="${input.value}"]`));
   }));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
   addEventListener("beforeprint", printing(true));

@@ -112,17 +112,15 @@ class Page:
             tag("span", tag("i", class_="swatch", style=f"--colour: var(--{colour})"), label)
             for colour, label in chart.legend
         ]
+        number = len(self._charts) - 1
         return tag(
             "figure",
             tag("figcaption", tag("b", chart.title), tag("span", chart.note, class_="note")),
+            tag("label", tag("input", type="checkbox", value=number), tag("span", "log"), class_="log")
+            if chart.logarithmic
+            else "",
             tag("div", *keys, class_="legend") if keys else "",
-            tag(
-                "div",
-                class_="plot",
-                data_chart=len(self._charts) - 1,
-                role="img",
-                aria_label=f"{chart.title}. {chart.note}",
-            ),
+            tag("div", class_="plot", data_chart=number, role="img", aria_label=f"{chart.title}. {chart.note}"),
             class_=f"chart {chart.kind}",
         )
 

@@ -1,0 +1,139 @@
+"""Reports in a real browser: they open without an error, draw their charts, and follow the reader's wishes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from chromium import CHROMIUM, Page, chromium
+from synthetic_runs import SyntheticRun
+
+from roundelay.plots.report import write_report
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt install chromium"),
+]
+
+EVIL = """<img src=x onerror='alert("1")'><a href='javascript:alert(2)'>a</a>"""
+DRAWN = "[...document.querySelectorAll('.plot')].map(each => each.querySelectorAll('.main-svg').length > 0)"
+TITLES = "[...new Set([...document.querySelectorAll('.curves .xtitle')].map(each => each.textContent))]"
+TRACES = "[...document.querySelectorAll('.curves .scatterlayer .trace')].length"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """One browser for all tests."""
+    with chromium() as page:
+        yield page
+
+
+@pytest.fixture
+def tab(browser):
+    """Its tab, which must not have logged an error when the test is over."""
+    browser.errors.clear()
+    browser.requests.clear()
+    yield browser
+    browser.evaluate("new Promise(done => setTimeout(done, 200))")  # until what it logged has come
+    assert browser.errors == []
+    assert all(address.startswith(("file:", "data:", "blob:")) for address in browser.requests)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """Three strategies with a straggler; one run lost a learner, one is not finished."""
+    root = tmp_path_factory.mktemp("three")
+    runs = [
+        SyntheticRun(slow={0: 10.0}).write(root / "adpsgd"),
+        SyntheticRun("dpsgd", slow={0: 10.0}, dies={2: 30.0}).write(root / "dpsgd"),
+        SyntheticRun("allreduce", slow={0: 10.0}, finished=False).write(root / "allreduce"),
+    ]
+    write_report(runs, root / "report.html")
+    return root / "report.html"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_chart_is_drawn_in_every_scheme_and_width(tab: Page, three, scheme, width):
+    tab.open(three, width=width, scheme=scheme)
+    drawn = tab.evaluate(DRAWN)
+    assert len(drawn) == 13  # 3 of learning, 1 of speed, 3 + 2 + 2 of learners, 2 of agreement
+    assert all(drawn)
+    assert tab.evaluate(TRACES) > 20
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    bright = tab.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert (min(bright) > 200) if scheme == "light" else (max(bright) < 60)
+
+
+def test_the_reader_chooses_what_curves_stand_over(tab: Page, three):
+    tab.open(three)
+    assert tab.evaluate(TITLES) == ["time (s)"]
+    tab.evaluate("document.querySelector('.axis input[value=samples]').click()")
+    assert tab.evaluate(TITLES) == ["samples"]
+
+
+def test_the_reader_hides_a_run_everywhere_and_has_a_logarithmic_loss(tab: Page, three):
+    tab.open(three)
+    before = tab.evaluate(TRACES)
+    tab.evaluate("document.querySelector('.runs input[value=\"1\"]').click()")
+    assert tab.evaluate(TRACES) < before
+    assert tab.evaluate("document.querySelector('.run[data-run=\"1\"]').offsetHeight") == 0
+    tab.evaluate("document.querySelector('.runs input[value=\"1\"]').click()")
+    assert tab.evaluate(TRACES) == before
+    tab.evaluate("document.querySelector('.log input').click()")
+    assert tab.evaluate("document.querySelector('.plot').layout.yaxis.type") == "log"
+
+
+def test_the_scheme_changes_under_an_open_page(tab: Page, three):
+    tab.open(three, scheme="light")
+    line = "document.querySelector('.plot .scatterlayer .js-line').style.stroke"
+    light = tab.evaluate(line)
+    tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    assert tab.evaluate(f"new Promise(done => setTimeout(() => done({line}), 500))") != light
+
+
+def test_only_what_differs_is_shown_until_all_is_asked_for(tab: Page, three):
+    tab.open(three)
+    rows = "[...document.querySelectorAll('#configuration tbody tr')].filter(each => each.offsetHeight).length"
+    assert tab.evaluate(rows) == 1
+    tab.evaluate("document.querySelector('#configuration .only input').click()")
+    assert tab.evaluate(rows) > 10
+
+
+def test_it_prints(tab: Page, three, tmp_path):
+    tab.open(three, scheme="dark")
+    tab.print(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    assert not tab.evaluate("document.documentElement.classList.contains('printing')")
+
+
+def test_sixty_four_learners_are_bands_and_a_heat_map(tab: Page, tmp_path):
+    run = SyntheticRun(learners=64, slow={5: 3.0}, dies={9: 20.0}).write(tmp_path / "big")
+    write_report([run], tmp_path / "report.html")
+    tab.open(tmp_path / "report.html")
+    assert all(tab.evaluate(DRAWN))
+    assert tab.evaluate("document.querySelectorAll('.plot .hm').length") == 2
+    assert tab.evaluate("document.querySelectorAll('.run .scatterlayer .trace').length") == 5  # two bands and a line
+
+
+def test_an_empty_run_has_a_page(tab: Page, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "metrics.jsonl").write_text("")
+    write_report([tmp_path / "empty"], tmp_path / "report.html")
+    tab.open(tmp_path / "report.html")
+    assert "No figures yet." in tab.evaluate("document.body.textContent")
+
+
+def test_nothing_that_files_contain_runs_or_becomes_an_element(tab: Page, tmp_path):
+    folders = [SyntheticRun().write(tmp_path / name) for name in (EVIL.replace("/", "∕"), "b")]
+    with (folders[0] / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "event", "event": EVIL, "elapsed_s": 20.0, "reason": EVIL}) + "\n")
+        row = {"kind": "evaluation", "split": EVIL, "place": 10**6, "elapsed_s": 20.0, EVIL: 1.0, "loss": 1.0}
+        file.write(json.dumps(row) + "\n")
+    write_report(folders, tmp_path / "report.html")
+    tab.open(tmp_path / "report.html")
+    tab.evaluate("document.querySelectorAll('.plot').forEach(each => Plotly.Fx.hover(each, {xval: 20}))")
+    hovered = tab.evaluate("[...document.querySelectorAll('.hoverlayer')].map(each => each.textContent).join()")
+    assert "onerror" in hovered
+    assert tab.evaluate("document.querySelectorAll('img[src=x], a[href^=javascript], .hoverlayer a').length") == 0

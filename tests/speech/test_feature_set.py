@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -45,6 +46,15 @@ def test_two_workers_write_the_same_file_as_one(corpus, tmp_path, monkeypatch):
     one = bytes(features(corpus, workers=1).frames_NF)
     monkeypatch.setenv("ROUNDELAY_CACHE", str(tmp_path / "other"))
     assert bytes(features(corpus, workers=2).frames_NF) == one
+
+
+def test_a_set_that_travels_to_another_process_is_mapped_there_again(corpus):
+    made = features(corpus, workers=1)
+    sent = pickle.dumps(made)
+    assert len(sent) < 1000
+    again = pickle.loads(sent)
+    assert isinstance(again.frames_NF, np.memmap)
+    np.testing.assert_array_equal(again["u3"], made["u3"])
 
 
 def test_features_are_computed_once(corpus, monkeypatch):

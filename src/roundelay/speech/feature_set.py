@@ -32,10 +32,16 @@ class FeatureSet:
 
     def __init__(self, folder: Path) -> None:
         index = json.loads((folder / "index.json").read_text())
+        self._folder = folder
         self.frames_NF: NDArray[np.float16] = np.load(folder / "frames.npy", mmap_mode="r")
         self.problems = Problems(tuple(case) for case in index["problems"])
         self.audio_s: float = index["audio_s"]
         self._rows: dict[str, tuple[int, int]] = {id: (first, last) for id, first, last in index["utterances"]}
+
+    def __reduce__(self) -> tuple[type[FeatureSet], tuple[Path]]:
+        return FeatureSet, (
+            self._folder,
+        )  # another process maps the file itself; a mapped array would travel as a copy
 
     @property
     def dimension(self) -> int:

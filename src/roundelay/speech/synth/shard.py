@@ -5,6 +5,7 @@ Utterance n of a seed is the same whoever asks for how many hours with how many 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundelay.speech.audio import resampled
+from roundelay.speech.cache import DataError
 from roundelay.speech.synth.espeak import Espeak, Voice
 from roundelay.speech.synth.lexicon import mnemonics, phones, stressed
 from roundelay.speech.synth.sentences import sentence
@@ -53,10 +55,17 @@ class SynthConfig:
 
 
 def make_shard(folder: Path, shard: int, config: SynthConfig) -> list[Row]:
-    """Write the audio of a shard; a row for each utterance: manifest columns, and `phones` and `words` with times."""
+    """Write the audio of a shard; a row for each utterance: manifest columns, and `phones` and `words` with times.
+
+    An utterance whose phonemes espeak-ng has changed so that they cannot be told apart is left out.
+    """
     espeak = Espeak(seed=config.seed * 1_000_003 + shard)
     (folder / _place(shard)).mkdir(parents=True, exist_ok=True)
-    return [_make(espeak, folder, shard * SIZE + number, config) for number in range(SIZE)]
+    rows = []
+    for index in range(shard * SIZE, (shard + 1) * SIZE):
+        with contextlib.suppress(DataError):
+            rows.append(_make(espeak, folder, index, config))
+    return rows
 
 
 def _place(shard: int) -> Path:

@@ -13,6 +13,7 @@ from roundelay.speech.hmm import Monophones, frame_labels, log_priors, self_loop
 from roundelay.speech.lexicon import SpeechError
 from roundelay.speech.score import score
 from roundelay.speech.segments import segments
+from roundelay.speech.tree import ContextStatistics, decision_tree
 
 TYING = Monophones(LEXICON.phones, states_per_phone=2)
 GRAPH = decoding_graph(LEXICON, LM, TYING)
@@ -37,6 +38,27 @@ def test_the_best_path_is_the_best_of_all_sentences(seed):
     assert found.cost == pytest.approx(cost, abs=0.01)  # minimisation rounds costs to 1/1024
     assert found.words == words
     assert found.complete
+
+
+def triphones(seed):
+    """A tree grown from noise: any questions will do."""
+    rng = np.random.default_rng(seed)
+    labels = [frame_labels(segments(zip("atuaut" * 3, np.arange(18) * 0.04, [0.04] * 18, strict=True)), 80, TYING)] * 3
+    frames = [rng.standard_normal((80, 2)) for _ in labels]
+    return decision_tree(ContextStatistics.of(frames, labels, TYING), TYING.num_states + 7, min_count=2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_path_is_the_best_of_all_sentences_with_triphones_across_words(seed):
+    tree, rng = triphones(seed), np.random.default_rng(seed)
+    assert tree.num_states == TYING.num_states + 7
+    scores = 5 * rng.standard_normal((9, tree.num_states))
+    loops = rng.uniform(0.2, 0.8, tree.num_states)
+    found = Decoder(decoding_graph(LEXICON, LM, tree), loops, Scales(acoustic=0.3))(scores)
+    cost, words = cheapest(scores, tree, loops, sentences(4), acoustic=0.3, lm_scale=1.0, penalty=0.0)
+    assert found.cost == pytest.approx(cost, abs=0.01)
+    assert found.words == words
+    assert word_times(found, LEXICON, tree).symbols == words
 
 
 def noisy(rng, words, height=4.0):

@@ -10,10 +10,10 @@ with log p(x|s) = log p(s|x) − prior·log p(s), up to what all paths share.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,6 +25,9 @@ from roundelay.speech.hmm import Floats, Tying, phone_segments
 from roundelay.speech.lexicon import Lexicon, SpeechError
 from roundelay.speech.score import score
 from roundelay.speech.segments import Ints, Segments, segments
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
 def log_likelihoods(log_posteriors_TS: ArrayLike, log_priors_S: ArrayLike, prior_scale: float = 1.0) -> Floats:
@@ -119,30 +122,32 @@ def decode_all(
 
     `workers` defaults to the processors that this process may use.
     """
-    return _decode_each([decoder], log_likelihoods, workers)[0]
+    found = in_processes(_decode_share, _as_arrays(log_likelihoods), workers, [decoder])
+    return {name: hypothesis for name, (hypothesis,) in found.items()}
 
 
-def _decode_each(
-    decoders: Sequence[Decoder], log_likelihoods: Mapping[str, ArrayLike], workers: int | None
-) -> list[dict[str, Hypothesis]]:
-    """What each decoder finds; utterances travel once, whatever the number of decoders."""
-    arrays = {name: np.asarray(scores, dtype=np.float32) for name, scores in log_likelihoods.items()}
-    workers = max(1, min(workers or len(os.sched_getaffinity(0)), len(arrays)))
-    # Dealt out from long to short, so that all get the same work; each process unpacks the graph once.
-    names = sorted(arrays, key=lambda name: -len(arrays[name]))
-    shares = [{name: arrays[name] for name in names[i::workers]} for i in range(workers)]
+def _as_arrays(log_likelihoods: Mapping[str, ArrayLike]) -> dict[str, Floats]:
+    return {name: np.asarray(scores, dtype=np.float32) for name, scores in log_likelihoods.items()}
+
+
+def _decode_share(share: Mapping[str, Floats], decoders: Sequence[Decoder]) -> dict[str, list[Hypothesis]]:
+    return {name: [decoder(scores) for decoder in decoders] for name, scores in share.items()}
+
+
+def in_processes(
+    function: Callable[..., dict[str, Result]], jobs: Mapping[str, Job], workers: int | None, *arguments: object
+) -> dict[str, Result]:
+    """function(share, *arguments) on equal shares of the jobs, each in a process; results in the order of the jobs."""
+    workers = max(1, min(workers or len(os.sched_getaffinity(0)), len(jobs)))
     if workers == 1:
-        found = [_decode_share(decoders, shares[0])]
-    else:
-        import joblib  # type: ignore[import-untyped]
+        return function(jobs, *arguments)
+    import joblib  # type: ignore[import-untyped]
 
-        found = joblib.Parallel(n_jobs=workers)(joblib.delayed(_decode_share)(decoders, share) for share in shares)
-    merged = [{name: hyp for part in parts for name, hyp in part.items()} for parts in zip(*found, strict=True)]
-    return [{name: hypotheses[name] for name in arrays} for hypotheses in merged]
-
-
-def _decode_share(decoders: Sequence[Decoder], share: Mapping[str, Floats]) -> list[dict[str, Hypothesis]]:
-    return [{name: decoder(scores) for name, scores in share.items()} for decoder in decoders]
+    names = list(jobs)
+    shares = [{name: jobs[name] for name in names[i::workers]} for i in range(workers)]
+    found = joblib.Parallel(n_jobs=workers)(joblib.delayed(function)(share, *arguments) for share in shares)
+    merged = {name: result for part in found for name, result in part.items()}
+    return {name: merged[name] for name in jobs}
 
 
 def word_times(hypothesis: Hypothesis, lexicon: Lexicon, tying: Tying) -> Segments:
@@ -221,8 +226,12 @@ def _trials(
     workers: int | None,
 ) -> list[Trial]:
     decoders = [replace(decoder, scales=scales) for scales in settings]
-    found = _decode_each(decoders, log_likelihoods, workers)
-    wers = [score(references, {name: hyp.words for name, hyp in hyps.items()}).wer for hyps in found]
+    # All scales at once, so that utterances travel to the processes once.
+    found = in_processes(_decode_share, _as_arrays(log_likelihoods), workers, decoders)
+    wers = [
+        score(references, {name: hypotheses[i].words for name, hypotheses in found.items()}).wer
+        for i in range(len(settings))
+    ]
     return [Trial(scales, wer) for scales, wer in zip(settings, wers, strict=True)]
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -143,12 +144,10 @@ def lexicon_arcs(lexicon: Lexicon, tying: Tying, *, marked: bool) -> Arcs:
 def _graph(lexicon: Lexicon, tying: Tying, G: Arcs, *, determinise: bool) -> Graph:
     import kaldifst
 
-    L = vector(lexicon_arcs(lexicon, tying, marked=determinise))
-    kaldifst.arcsort(L, "olabel")
-    LG = kaldifst.compose(L, to_kaldi(G))
+    LG = kaldifst.compose(_lexicon_fst(lexicon, tying, determinise), to_kaldi(G))
     if determinise:
         _compact(LG)
-    marks = range(len(tying.phones) + 1, len(tying.phones) + 2 + max(e.mark for e in lexicon.entries()))
+    marks = range(len(tying.phones) + 1, len(tying.phones) + 2 + lexicon.num_marks)
     CLG, windows = kaldifst.compose_context(list(marks), tying.context_width, tying.context_width // 2, LG)
     H = vector(_states_of(windows, tying))
     kaldifst.arcsort(H, "olabel")
@@ -159,6 +158,15 @@ def _graph(lexicon: Lexicon, tying: Tying, G: Arcs, *, determinise: bool) -> Gra
     unmarked = replace(unmarked, ilabel=np.where(unmarked.ilabel > tying.num_states, 0, unmarked.ilabel))
     looped, loop = with_self_loops(unmarked)
     return Graph(looped, loop, lexicon.words, tying.num_states)
+
+
+@lru_cache(maxsize=4)  # alignment needs the same one for every utterance
+def _lexicon_fst(lexicon: Lexicon, tying: Tying, marked: bool) -> Fst:  # noqa: FBT001
+    import kaldifst
+
+    L = vector(lexicon_arcs(lexicon, tying, marked=marked))
+    kaldifst.arcsort(L, "olabel")
+    return L
 
 
 def _compact(fst: Fst) -> None:

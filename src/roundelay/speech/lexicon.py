@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from roundelay.errors import RoundelayError
@@ -108,6 +109,11 @@ class Lexicon:
                 used[pron] += 1
             entries.append(Entry(word, pron, used[pron]))
         return tuple(entries)
+
+    @cached_property
+    def num_marks(self) -> int:
+        """How many disambiguation symbols `entries` uses."""
+        return max(entry.mark for entry in self.entries())
 
     def write(self, path: str | Path) -> None:
         """Kaldi's lexicon.txt."""

@@ -1,0 +1,260 @@
+"""Which frame belongs to which state: forced alignment, and a start from transcripts alone.
+
+Forced alignment is decoding with a grammar that has one sentence. The flat start is Viterbi training: cut every utterance into
+equal parts, then in turn
+
+    fit one Gaussian to the frames of each state      μ_s, σ²_s
+    align again under them                            argmax_π Σ_t log N(x_t; μ_{π(t)}, σ²_{π(t)}) + log a
+
+Each of the two can only raise the total log likelihood. A linear map first makes the features suit diagonal covariances: the
+principal axes to begin with, then, once there are states, the directions that tell them apart (linear discriminant analysis).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from roundelay.speech.decode import Decoder, Hypothesis, Scales, Search, in_processes
+from roundelay.speech.graph import Graph, alignment_graph
+from roundelay.speech.hmm import Floats, Occurrences, Tying, self_loops, state_labels
+from roundelay.speech.lexicon import Lexicon, SpeechError
+from roundelay.speech.segments import Ints
+
+_BEAMS = (1000.0, 1e6)  # graphs of one sentence are small: nearly everything, and if that is not enough, everything
+_VARIANCE_FLOOR = 0.01  # of the variance over all frames
+_DIMENSIONS = 40  # kept by the linear map
+_CONTEXT = 3  # frames to either side that the discriminant analysis sees
+_ITERATIONS = 10  # under each of the two maps
+
+
+@dataclass(frozen=True)
+class Alignments:
+    """States of every frame by utterance, and why some utterances have none."""
+
+    labels: dict[str, Ints]
+    failed: dict[str, str] = field(default_factory=dict)
+    cost: float = 0.0  # of all paths together
+
+
+@dataclass(frozen=True)
+class FlatStart:
+    """Alignments from transcripts, and the total cost after each iteration, under the first and the second map."""
+
+    alignments: Alignments
+    costs: tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def forced_alignment(
+    log_likelihoods_TS: ArrayLike, graph: Graph, loops: Floats | None = None, acoustic_scale: float = 1.0
+) -> Hypothesis:
+    """The best path of one utterance through the graph of its own sentence (`alignment_graph`).
+
+    Raises SpeechError when the utterance has fewer frames than its sentence has states.
+    """
+    for beam in _BEAMS:
+        decoder = Decoder(graph, loops, Scales(acoustic=acoustic_scale), Search(beam, max_active=2**31 - 1))
+        found = decoder(log_likelihoods_TS)
+        if found.complete and len(found.states_T):
+            return found
+    raise SpeechError(
+        f"{len(np.asarray(log_likelihoods_TS))} frames are too few for what was said, or the text is wrong"
+    )
+
+
+def alignment_graphs(
+    texts: Mapping[str, str], lexicon: Lexicon, tying: Tying
+) -> tuple[dict[str, Graph], dict[str, str]]:
+    """A graph for every transcript, and which ones have unknown words; they serve any number of alignments."""
+    graphs: dict[str, Graph] = {}
+    failed: dict[str, str] = {}
+    for name, text in texts.items():
+        try:
+            graphs[name] = alignment_graph(lexicon, text.split(), tying)
+        except SpeechError as error:
+            failed[name] = str(error)
+    return graphs, failed
+
+
+def aligned(
+    log_likelihoods: Mapping[str, ArrayLike],
+    graphs: Mapping[str, Graph],
+    loops: Floats | None = None,
+    acoustic_scale: float = 1.0,
+    workers: int | None = None,
+) -> Alignments:
+    """Align many utterances in parallel processes; with a network's likelihoods this is realignment."""
+    jobs = {name: (np.asarray(log_likelihoods[name], np.float32), graph) for name, graph in graphs.items()}
+    found = in_processes(_align_share, jobs, workers, loops, acoustic_scale)
+    labels = {name: path.states_T for name, path in found.items() if isinstance(path, Hypothesis)}
+    failed = {name: path for name, path in found.items() if isinstance(path, str)}
+    return Alignments(labels, failed, sum(path.cost for path in found.values() if isinstance(path, Hypothesis)))
+
+
+def _align_share(
+    jobs: Mapping[str, tuple[Floats, Graph]], loops: Floats | None, acoustic_scale: float
+) -> dict[str, Hypothesis | str]:
+    found: dict[str, Hypothesis | str] = {}
+    for name, (scores, graph) in jobs.items():
+        try:
+            found[name] = forced_alignment(scores, graph, loops, acoustic_scale)
+        except SpeechError as error:
+            found[name] = str(error)
+    return found
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Frames of each state, their sum and the sum of their squares: all that a Gaussian needs to know."""
+
+    count_S: NDArray[np.float64]
+    sum_SD: NDArray[np.float64]
+    square_SD: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, frames: Iterable[NDArray[Any]], labels: Iterable[Ints], num_states: int) -> Statistics:
+        """Gathered utterance by utterance, so that memory does not grow with the corpus."""
+        count, total, square = np.zeros(num_states), np.zeros((0, 0)), np.zeros((0, 0))
+        for frames_TD, labels_T in zip(frames, labels, strict=True):
+            if not total.size:
+                total, square = np.zeros((2, num_states, frames_TD.shape[1]))
+            # Labels come in runs; sums over runs leave little to scatter.
+            starts = np.flatnonzero(np.diff(labels_T, prepend=-1))
+            double = frames_TD.astype(np.float64)
+            np.add.at(total, labels_T[starts], np.add.reduceat(double, starts, axis=0))
+            np.add.at(square, labels_T[starts], np.add.reduceat(double**2, starts, axis=0))
+            count += np.bincount(labels_T, minlength=num_states)
+        return cls(count, total, square)
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """One Gaussian with diagonal covariance per state."""
+
+    mean_SD: NDArray[np.float64]
+    variance_SD: NDArray[np.float64]
+
+    @classmethod
+    def fit(cls, seen: Statistics) -> Gaussians:
+        """Mean and variance of each state's frames; states without frames take those of all."""
+        frames, count = seen.count_S.sum(), np.maximum(seen.count_S, 1)[:, None]
+        overall = seen.sum_SD.sum(axis=0) / frames
+        spread = seen.square_SD.sum(axis=0) / frames - overall**2
+        rare = seen.count_S[:, None] < 2
+        mean = np.where(seen.count_S[:, None] < 1, overall, seen.sum_SD / count)
+        variance = np.where(rare, spread, seen.square_SD / count - mean**2)
+        return cls(mean, np.maximum(variance, _VARIANCE_FLOOR * spread))
+
+    def log_likelihoods(self, frames_TD: NDArray[Any]) -> Floats:
+        """log N(x; μ_s, σ²_s) for all frames and states: −½ Σ_d [(x_d − μ_d)²/σ²_d + log 2πσ²_d], as two matrix products."""
+        precision = 1 / self.variance_SD
+        constant = (self.mean_SD**2 * precision + np.log(2 * np.pi * self.variance_SD)).sum(axis=1)
+        quadratic, linear = precision.T.astype(np.float32), (2 * self.mean_SD * precision).T.astype(np.float32)
+        frames = frames_TD.astype(np.float32)
+        return np.asarray(-0.5 * (frames**2 @ quadratic - frames @ linear + constant), dtype=np.float32)
+
+
+def uniform_alignment(num_frames: int, words: Sequence[str], lexicon: Lexicon, tying: Tying) -> Ints:
+    """Equal shares for all phones of the first pronunciations, with silence at both ends.
+
+    Raises SpeechError when there are fewer frames than states.
+    """
+    said = [tying.number(phone) for word in words for phone in lexicon[word][0]]
+    phones = np.array([0, *said, 0], dtype=np.int32)
+    states = len(phones) * tying.states_per_phone
+    if num_frames < states:
+        raise SpeechError(f"{num_frames} frames are too few for the {states} states of what was said")
+    starts = np.arange(len(phones)) * num_frames // len(phones)
+    return state_labels(Occurrences(phones, starts.astype(np.int32), num_frames), tying)
+
+
+def scatter(frames: Iterable[NDArray[Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and covariance of all frames."""
+    count, total, square = 0, np.zeros(1), np.zeros((1, 1))
+    for frames_TD in frames:
+        double = frames_TD.astype(np.float64)
+        count, total, square = count + len(double), total + double.sum(axis=0), square + double.T @ double
+    mean = total / count
+    return mean, square / count - np.outer(mean, mean)
+
+
+def principal_axes(covariance_DD: NDArray[np.float64], dimensions: int) -> NDArray[np.float64]:
+    """D × k, the directions of largest variance."""
+    _, axes = np.linalg.eigh(covariance_DD)
+    return np.asarray(axes[:, ::-1][:, :dimensions], dtype=np.float64)
+
+
+def discriminant_axes(covariance_DD: NDArray[np.float64], seen: Statistics, dimensions: int) -> NDArray[np.float64]:
+    """D × k, the directions in which the states differ most, scaled so that each state's covariance is near the identity.
+
+    They solve  S_between v = λ S_within v  (Fisher).
+    """
+    from scipy.linalg import eigh
+
+    share = seen.count_S / seen.count_S.sum()
+    means = seen.sum_SD / np.maximum(seen.count_S, 1)[:, None] - seen.sum_SD.sum(axis=0) / seen.count_S.sum()
+    between = (means * share[:, None]).T @ means
+    within = covariance_DD - between
+    within += 1e-6 * np.trace(within) / len(within) * np.eye(len(within))
+    _, axes = eigh(between, within)
+    return np.asarray(axes[:, ::-1][:, :dimensions], dtype=np.float64)
+
+
+def spliced(frames_TD: NDArray[Any]) -> NDArray[Any]:
+    """Each frame with `_CONTEXT` neighbours to either side, the edges repeated; shape T × (2·context + 1)·D."""
+    padded = np.pad(frames_TD, ((_CONTEXT, _CONTEXT), (0, 0)), mode="edge")
+    return np.concatenate([padded[i : i + len(frames_TD)] for i in range(2 * _CONTEXT + 1)], axis=1)
+
+
+def flat_start(
+    features: Mapping[str, NDArray[Any]],
+    texts: Mapping[str, str],
+    lexicon: Lexicon,
+    tying: Tying,
+    workers: int | None = None,
+) -> FlatStart:
+    """State labels from features and transcripts alone; `tying` should be `Monophones`, for there is nothing to tie yet."""
+    graphs, failed = alignment_graphs(texts, lexicon, tying)
+    first: dict[str, Ints] = {}
+    for name in graphs:
+        try:
+            first[name] = uniform_alignment(len(features[name]), texts[name].split(), lexicon, tying)
+        except SpeechError as error:
+            failed[name] = str(error)
+    if not first:
+        raise SpeechError(
+            f"no utterance can be aligned; the first reason: {next(iter(failed.values()), 'there are none')}"
+        )
+    graphs = {name: graphs[name] for name in first}
+    _, covariance = scatter(features[name] for name in first)
+    axes = principal_axes(covariance, _DIMENSIONS)
+    simple = {name: (features[name] @ axes).astype(np.float32) for name in first}
+    found, costs = _viterbi_training(simple, Alignments(first), graphs, tying.num_states, workers)
+    wide = {name: spliced(frames) for name, frames in simple.items()}
+    _, covariance = scatter(wide[name] for name in found.labels)
+    seen = Statistics.of((wide[name] for name in found.labels), found.labels.values(), tying.num_states)
+    axes = discriminant_axes(covariance, seen, _DIMENSIONS)
+    sharp = {name: (frames @ axes).astype(np.float32) for name, frames in wide.items()}
+    found, more = _viterbi_training(sharp, found, graphs, tying.num_states, workers)
+    return FlatStart(Alignments(found.labels, {**failed, **found.failed}, found.cost), (costs, more))
+
+
+def _viterbi_training(
+    features: Mapping[str, NDArray[Any]],
+    found: Alignments,
+    graphs: Mapping[str, Graph],
+    num_states: int,
+    workers: int | None,
+) -> tuple[Alignments, tuple[float, ...]]:
+    costs = []
+    for _ in range(_ITERATIONS):
+        seen = Statistics.of((features[name] for name in found.labels), found.labels.values(), num_states)
+        gaussians = Gaussians.fit(seen)
+        scores = {name: gaussians.log_likelihoods(features[name]) for name in graphs}
+        found = aligned(scores, graphs, self_loops(found.labels.values(), num_states), workers=workers)
+        costs.append(found.cost)
+    return found, tuple(costs)

@@ -53,7 +53,7 @@ class Learner:
         self._observed: dict[str, float] = {}
         self._seconds = {"wait": 0.0, "mix": 0.0}
         self._began = time.perf_counter()
-        self._accumulating = self._closed = False
+        self._accumulating = self._finished = self._closed = False
         self._backward: int | None = None  # the backward pass whose gradients are being reduced
         # The step under way: a subclass's step() that calls super().step() has the hooks run for both.
         self._step_frame: FrameType | None = None
@@ -135,12 +135,18 @@ class Learner:
         self.steps = int(state["steps"])
         self.strategy.load_state_dict(state["strategy"])
 
+    def finish(self) -> None:
+        """Take no more steps, and stay until nobody needs this learner for theirs; only `consensus` may follow. Idempotent."""
+        if not self._finished:
+            self._finished = True
+            self._run(self.strategy.finish())
+
     def close(self) -> None:
-        """End this learner's part: stay until nobody needs it any more, then leave. Idempotent."""
+        """End this learner's part: finish, then leave. Idempotent."""
         if self._closed:
             return
         try:
-            self._run(self.strategy.finish())
+            self.finish()
         except BaseException as error:
             self._abort(error)
             raise

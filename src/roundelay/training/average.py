@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 State = dict[str, Any]
@@ -37,6 +36,7 @@ def _statistics(state: dict[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:
 def mean_tree(trees: Sequence[Any]) -> Any:  # noqa: ANN401
     """Trees of equal shape as one: floating tensors averaged, everything else as in the first.
 
+    >>> import torch
     >>> mean_tree([{"x": torch.tensor(1.0), "steps": 3}, {"x": torch.tensor(2.0), "steps": 5}])
     {'x': tensor(1.5000), 'steps': 3}
     """
@@ -50,8 +50,3 @@ def mean_tree(trees: Sequence[Any]) -> Any:  # noqa: ANN401
     if isinstance(first, list | tuple):
         return type(first)(mean_tree(list(items)) for items in zip(*trees, strict=True))
     return first
-
-
-def is_finite(module: torch.nn.Module) -> bool:
-    """No weight is infinite or not a number."""
-    return all(bool(torch.isfinite(weight).all()) for weight in module.parameters())

@@ -299,7 +299,7 @@ def _toml_value(value: Any) -> str:  # noqa: ANN401
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml_value, value)) + "]"
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
 
 
 def with_settings(kind: type[TaskConfig]) -> type[Config]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -35,10 +34,12 @@ class Chunks:
     def __init__(self, samples: int, chunk: int, seed: int) -> None:
         self.size, self._seed = samples, seed
         self.per_epoch = -(-samples // chunk)
-        self._order = lru_cache(maxsize=2)(self._permutation)
+        self._order: tuple[int, np.ndarray[Any, np.dtype[np.int64]]] | None = None  # of the epoch asked for last
 
     def _permutation(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.random.default_rng((self._seed, epoch)).permutation(self.size)
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, np.random.default_rng((self._seed, epoch)).permutation(self.size)
+        return self._order[1]
 
     def place(self, number: int) -> int:
         """How many samples come before that chunk."""
@@ -49,7 +50,7 @@ class Chunks:
         """Of that chunk, a member's share."""
         epoch, index = divmod(number, self.per_epoch)
         first, end = (i * self.size // self.per_epoch for i in (index, index + 1))
-        chosen: list[int] = self._order(epoch)[first:end][member::members].tolist()
+        chosen: list[int] = self._permutation(epoch)[first:end][member::members].tolist()
         return chosen
 
 
@@ -93,23 +94,26 @@ class EqualDraws(Draws):
 class SharedDraws(Draws):
     """Learners at their own pace: the coordinator counts the budget.
 
-    With dynamic sharding the number drawn is the chunk; with static shares the group goes through chunks of its own,
-    j, j + groups, j + 2 groups, ..., and a fast group gets further.
+    With dynamic sharding the number drawn is the chunk; with static shares group j goes through chunks of its own,
+    start + j, start + j + groups, ..., and a fast group gets further.
 
     Args:
-        done: draws of this group that were used before.
+        start: chunks used before this run (or its resumption with another number of groups) began.
+        done: draws of this group that were used since.
     """
 
-    def __init__(self, coordinator: Coordinator, group: int, groups: int, *, dynamic: bool, done: int = 0) -> None:
+    def __init__(
+        self, coordinator: Coordinator, group: int, groups: int, *, dynamic: bool, start: int = 0, done: int = 0
+    ) -> None:
         self._coordinator, self._group, self._groups, self._dynamic = coordinator, group, groups, dynamic
-        self._done, self._asked = done, 0
+        self._start, self._done, self._asked = start, done, 0
 
     def next(self) -> Draw | None:
         """All members of a group ask for themselves and hear the same."""
         number = self._coordinator.draw(self._group, self._asked)
         if number is None:
             return None
-        own = (self._done + self._asked) * self._groups + self._group
+        own = self._start + (self._done + self._asked) * self._groups + self._group
         self._asked += 1
         return Draw(number, number if self._dynamic else own)
 
@@ -138,7 +142,8 @@ def batches(
         sampler=_Each(draws),
         batch_size=None,
         num_workers=workers,
-        multiprocessing_context="fork" if workers else None,
+        multiprocessing_context="spawn" if workers else None,  # this process has threads, which a fork would not have
+        generator=torch.Generator(),  # the loader draws from it, and must not from the one that training draws from
     )
     return iter(loader)
 

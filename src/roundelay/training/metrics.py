@@ -10,7 +10,9 @@ Rows have a `kind`:
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,3 +79,52 @@ def read_rows(path: Path) -> Iterator[Row]:
                 continue
             if isinstance(row, dict) and "kind" in row:
                 yield row
+
+
+class Meter:
+    """What happened since the last row, and when the next is due."""
+
+    def __init__(self, sinks: list[Sink], every_s: float) -> None:
+        self._sinks, self._every_s = sinks, every_s
+        self._since: dict[str, float] = {}
+        self._loss, self._steps, self._samples = 0.0, 0, 0
+        self.restart("row")
+        self.restart("posts")
+
+    def add(self, loss: float, samples: int) -> None:
+        """A step."""
+        if math.isfinite(loss):
+            self._loss += loss
+            self._steps += 1
+        self._samples += samples
+
+    def elapsed(self, what: str) -> float:
+        """Seconds since `restart(what)`."""
+        return time.perf_counter() - self._since[what]
+
+    def restart(self, what: str) -> None:
+        """Count these seconds from now."""
+        self._since[what] = time.perf_counter()
+
+    def due(self) -> bool:
+        """Whether it is time for a row."""
+        return self.elapsed("row") >= self._every_s
+
+    def window(self) -> Row:
+        """The mean loss and the speed since the last row."""
+        row: Row = {"samples_per_s": self._samples / max(self.elapsed("row"), 1e-9)}
+        if self._steps:
+            row["loss"] = self._loss / self._steps
+        self._loss, self._steps, self._samples = 0.0, 0, 0
+        self.restart("row")
+        return row
+
+    def write(self, row: Row) -> None:
+        """To every sink."""
+        for sink in self._sinks:
+            sink.write(row)
+
+    def close(self) -> None:
+        """No more rows."""
+        for sink in self._sinks:
+            sink.close()

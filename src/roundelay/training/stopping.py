@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -26,7 +27,9 @@ class StopRequest:
         threading.Thread(target=self._agree, name="roundelay-stop", daemon=True).start()
 
     def listen(self) -> None:
-        """From now on signals ask to stop. In the main thread."""
+        """From now on signals ask to stop; Python hands them to the main thread only."""
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._asked)
 
@@ -37,7 +40,8 @@ class StopRequest:
         """Stop. Safe in a signal handler: it takes no lock."""
         if not self.requested:
             self.requested = True
-            os.write(self._waker, b"!")
+            with contextlib.suppress(BrokenPipeError):  # after the last step there is nothing to stop
+                os.write(self._waker, b"!")
 
     def begin_step(self) -> bool:
         """Whether to take another step."""
@@ -48,8 +52,16 @@ class StopRequest:
             return False
         return True
 
+    def close(self) -> None:
+        """No step will follow."""
+        if not self.requested:
+            os.write(self._waker, b".")
+
     def _agree(self) -> None:
         os.read(self._wake_up, 1)
+        os.close(self._wake_up)
+        if not self.requested:
+            return
         try:
             self._limit.set_result(self._last_step(self._begun))
         except BaseException as error:  # raised in the training thread

@@ -1,0 +1,45 @@
+"""From names in a configuration to objects: the strategy and the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from roundelay.launch import World
+from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, Strategy, SuperLearner
+from roundelay.topology.catalogue import named
+from roundelay.training.config import Config, OptimizerConfig
+
+
+def strategy_of(config: Config, world: World) -> Strategy:
+    """The strategy that the configuration names, for the learners that are there."""
+    members = config.group_size or world.local_size
+    between = _between(config, world.size // members)
+    return SuperLearner(between, members) if members > 1 else between
+
+
+def _between(config: Config, groups: int) -> Strategy:
+    if config.strategy == "adpsgd":
+        return ADPSGD(named(config.topology, groups, config.seed), config.max_lead)
+    if config.strategy == "dpsgd":
+        return DPSGD(named(config.topology, groups, config.seed))
+    if config.strategy == "allreduce":
+        return Allreduce()
+    return DelayByOne("gradients" if config.strategy == "delay-by-one-gradients" else "weights")
+
+
+def optimizer_of(config: OptimizerConfig, parameters: Iterable[Any]) -> Optimizer:
+    """One of torch's."""
+    if config.name == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+        )
+    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=config.lr, weight_decay=config.weight_decay)

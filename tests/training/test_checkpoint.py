@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from roundelay.errors import CheckpointError
+from roundelay.training import checkpoint
+from roundelay.training.checkpoint import Checkpoints, choose, complete, join_tree, read_state, split_tree
+
+KEYS = st.text("abc/", min_size=1, max_size=3) | st.integers(0, 5)
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.text("xyz", max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(TREES)
+def test_a_tree_goes_through_json_and_comes_back(tree):
+    shape, tensors = split_tree(tree)
+    assert join_tree(json.loads(json.dumps(shape)), tensors) == tree
+
+
+def test_what_is_neither_tensor_nor_plain_is_refused_with_its_place():
+    with pytest.raises(CheckpointError, match="cannot save /a/0: a set is neither a tensor nor a plain value"):
+        split_tree({"a": [set()]})
+
+
+def state(value: float) -> dict[str, object]:
+    return {"module": {"w": torch.full((300,), value), "n": torch.tensor(3)}, "steps": 7, "betas": (0.9, None)}
+
+
+def save_all(folder, place, learners=2, keep=2):
+    for rank in range(learners):
+        saving = Checkpoints(folder, rank, keep)
+        saving.save(place, state(rank), range(learners))
+        saving.close()
+
+
+def test_a_saved_state_comes_back_and_nothing_temporary_is_left(tmp_path):
+    save_all(tmp_path, 100)
+    chosen = choose(tmp_path)
+    assert chosen.place == 100
+    back = read_state(chosen.path(1))
+    assert torch.equal(back["module"]["w"], torch.ones(300))
+    assert (back["steps"], back["betas"]) == (7, (0.9, None))
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_training_may_change_tensors_as_soon_as_save_returns(tmp_path):
+    saving, weights = Checkpoints(tmp_path, 0, 2), torch.zeros(1_000_000)
+    saving.save(1, {"w": weights}, [0])
+    weights.fill_(5.0)
+    saving.close()
+    assert not read_state(choose(tmp_path).path(0))["w"].any()
+
+
+def test_it_is_complete_only_when_all_have_saved(tmp_path):
+    slow = Checkpoints(tmp_path, 1, 2)
+    save_all(tmp_path, 100)
+    first = Checkpoints(tmp_path, 0, 2)
+    first.save(200, state(0), [0, 1])
+    first.close()
+    assert [each.place for each in complete(tmp_path)] == [100]
+    slow.save(200, state(1), [0, 1])
+    slow.close()
+    assert [each.place for each in complete(tmp_path)] == [100, 200]
+
+
+def test_a_dead_learner_is_not_waited_for(tmp_path):
+    saving = Checkpoints(tmp_path, 0, 2)
+    saving.save(10, state(0), [0])
+    saving.close()
+    assert list(choose(tmp_path).files) == [0]
+
+
+def test_the_last_ones_and_the_best_are_kept(tmp_path):
+    for place in (100, 200, 300, 400):
+        save_all(tmp_path, place)
+        if place == 100:
+            Checkpoints(tmp_path, 0, 2).mark_best(100)
+    assert [each.place for each in complete(tmp_path)] == [100, 300, 400]
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_a_torn_or_altered_file_is_refused_by_name_and_the_previous_one_offered(tmp_path, harm):
+    save_all(tmp_path, 100)
+    save_all(tmp_path, 200)
+    path = choose(tmp_path).path(1)
+    data = bytearray(path.read_bytes())
+    if harm == "flip":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    elif harm == "cut":
+        path.write_bytes(data[:-10])
+    else:
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"learner-1\.safetensors.*the one at 100 is whole: --resume 100"):
+        choose(tmp_path)
+    assert choose(tmp_path, 100).place == 100
+
+
+def test_a_manifest_that_is_no_manifest_is_refused_by_name(tmp_path):
+    save_all(tmp_path, 100)
+    manifest = next(tmp_path.rglob("manifest.json"))
+    manifest.write_text(manifest.read_text()[:-20])
+    with pytest.raises(CheckpointError, match=r"manifest\.json' is torn or altered.*no other one is whole"):
+        choose(tmp_path)
+
+
+def test_a_manifest_cannot_point_out_of_its_folder(tmp_path):
+    save_all(tmp_path, 100)
+    manifest = next(tmp_path.rglob("manifest.json"))
+    manifest.write_text(manifest.read_text().replace("learner-0.safetensors", "../learner-0.safetensors"))
+    with pytest.raises(CheckpointError, match="is no name of a file beside the manifest"):
+        choose(tmp_path)
+
+
+def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no complete checkpoint"):
+        choose(tmp_path)
+    save_all(tmp_path, 100)
+    with pytest.raises(CheckpointError, match="there is no checkpoint at 7; there are 100"):
+        choose(tmp_path, 7)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_whatever_bytes_a_file_has_reading_it_gives_a_state_or_our_error(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("fuzz") / "learner-0.safetensors"
+    saving = Checkpoints(path.parent, 0, 2)
+    saving.save(1, state(1.0), [0])
+    saving.close()
+    content = bytearray(choose(path.parent).path(0).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, min(len(content) - 1, 600)))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    with contextlib.suppress(CheckpointError):
+        read_state(path)
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch, caplog):
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_whole", full)
+    saving = Checkpoints(tmp_path, 0, 2)
+    saving.save(1, state(0), [0])
+    saving.close()
+    assert "could not write a checkpoint: [Errno 28] No space left on device" in caplog.text

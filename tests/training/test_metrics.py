@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import threading
+
+from roundelay.training.metrics import JsonLines, Meter, TensorBoard, read_rows
+
+
+def test_lines_of_learners_that_write_at_once_never_mix(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+
+    def write(rank: int) -> None:
+        sink = JsonLines(path)
+        for step in range(200):
+            sink.write({"kind": "learner", "learner": rank, "step": step, "padding": "x" * 500})
+        sink.close()
+
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rows = list(read_rows(path))
+    assert len(rows) == 800
+    assert all([row["step"] for row in rows if row["learner"] == rank] == list(range(200)) for rank in range(4))
+
+
+def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"kind": "event", "event": "died"}\n{"kind": "lear')
+    assert [row["kind"] for row in read_rows(path)] == ["event"]
+
+
+def test_a_row_has_the_mean_loss_of_the_finite_steps_since_the_last():
+    meter = Meter([], every_s=0.0)
+    for loss in (1.0, 3.0, float("nan")):
+        meter.add(loss, samples=4)
+    row = meter.window()
+    assert row["loss"] == 2.0
+    assert row["samples_per_s"] > 0
+    assert "loss" not in meter.window()
+
+
+def test_tensorboard_writes_event_files(tmp_path):
+    sink = TensorBoard(tmp_path)
+    sink.write({"kind": "evaluation", "split": "valid", "place": 10, "loss": 0.5})
+    sink.close()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("valid/loss")] == [(10, 0.5)]

@@ -29,11 +29,11 @@ class VirtualLearner:
     gradient: Callable[[int], None]
     compute_s: Callable[[int], float]
 
-    def process(self, steps: int) -> Process:
-        """Train for `steps` steps, finish and leave."""
+    def process(self, steps: int | Iterable[int]) -> Process:
+        """Train for `steps` steps, or for as many numbered steps as an iterable gives, finish and leave."""
         self.strategy.attach(Replica(self.module), self.transport, Membership.of(self.transport.size))
         self.transport.on_lost(self.strategy.lost)
-        for step in range(steps):
+        for step in range(steps) if isinstance(steps, int) else steps:
             self.gradient(step)
             yield self.compute_s(step)
             yield from self.strategy.after_backward()

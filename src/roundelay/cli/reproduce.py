@@ -1,0 +1,101 @@
+"""`roundelay reproduce`: the papers' findings, tried again here, each with a verdict that its data give."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from roundelay.cli.arguments import positive_int
+from roundelay.cli.tables import new_table, say, show
+from roundelay.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from roundelay.simulation.claims import Claim, Finding
+
+FEWEST_SEEDS = 3  # below it an interval says nothing
+CLAIM_NAMES = ("mixing", "large-batches", "stragglers", "delay-by-one", "rate", "equal-bytes")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add = parser.add_argument
+    add("claims", nargs="*", metavar="CLAIM", help=f"which: {', '.join(CLAIM_NAMES)} (default: all)")
+    add("--seeds", type=positive_int, default=FEWEST_SEEDS, metavar="N", help="experiments per claim (default 3)")
+    add("--out", type=Path, metavar="DIR", help="write a plot and a JSON file for each claim")
+    add("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Try the claims one after the other; Ctrl-C keeps what is done."""
+    for name in args.claims:
+        if name not in CLAIM_NAMES:
+            raise UsageError(unknown("claim", name, CLAIM_NAMES))
+    if args.seeds < FEWEST_SEEDS:
+        raise UsageError(f"--seeds must be at least {FEWEST_SEEDS} for an interval, got {args.seeds}")
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+    documents: list[dict[str, Any]] = []
+    interrupted = False
+    try:
+        _try_all(args, documents)
+    except KeyboardInterrupt:
+        interrupted = True
+    _tell(documents, args, interrupted=interrupted)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _try_all(args: argparse.Namespace, documents: list[dict[str, Any]]) -> None:
+    import torch
+
+    from roundelay.simulation.claims import CLAIMS
+
+    torch.set_num_threads(1)  # small tensors: threads only stand in each other's way
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        for name in args.claims or CLAIM_NAMES:
+            task = bar.add_task(name, total=1.0)
+            claim, begun = CLAIMS[name], time.process_time()
+            finding = claim.experiment(range(args.seeds), partial(_advance, bar, task))
+            bar.update(task, completed=1.0, description=f"{name}: {finding.verdict}")
+            documents.append(claim.document(finding, range(args.seeds), time.process_time() - begun))
+            if args.out:
+                _write(args.out, claim, finding, documents[-1])
+
+
+def _advance(bar: Progress, task: TaskID, part: float) -> None:
+    bar.update(task, completed=part)
+
+
+def _write(folder: Path, claim: Claim, finding: Finding, document: dict[str, Any]) -> None:
+    (folder / f"{claim.name}.json").write_text(json.dumps(document, indent=2) + "\n")
+    if finding.panels:
+        from roundelay.plots.reproduce import plot_panels
+
+        plot_panels(finding.panels, folder / f"{claim.name}.svg")
+
+
+def _tell(documents: list[dict[str, Any]], args: argparse.Namespace, *, interrupted: bool) -> None:
+    if args.json:
+        print(json.dumps({"claims": documents, "seeds": args.seeds, "interrupted": interrupted}, indent=2))
+        return
+    table = new_table(f"{args.seeds} seeds, intervals of 95 %")
+    for heading in ("claim", "verdict"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("CPU s", justify="right")
+    for document in documents:
+        table.add_row(document["name"], document["verdict"], f"{document['cpu_s']:.0f}")
+    show(table)
+    for document in documents:
+        say(f"{document['name']}: {document['found']}\n")
+    if args.out:
+        print(f"written to {args.out}")
+    if interrupted:
+        print("interrupted; the claims above are complete")

@@ -1,0 +1,75 @@
+"""A small problem with real data: handwritten digits, a little MLP, and shards that learners keep."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+Examples = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Training and held-out examples, and the size of the hidden layers."""
+
+    train: Examples
+    held_out: Examples
+    hidden: tuple[int, ...]
+
+    def module(self, seed: int) -> nn.Module:
+        """A ReLU MLP; equal seeds give equal weights."""
+        classes = int(self.train[1].max()) + 1
+        sizes = (self.train[0].shape[1], *self.hidden, classes)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            layers: list[nn.Module] = []
+            for inputs, outputs in itertools.pairwise(sizes):
+                layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+            return nn.Sequential(*layers[:-1])
+
+    def shards(self, learners: int, seed: int) -> Shards:
+        """Equal random parts, one a learner, for good."""
+        order = torch.randperm(len(self.train[1]), generator=torch.Generator().manual_seed(seed))
+        size = len(order) // learners
+        return Shards(self.train, order[: size * learners].view(learners, size), seed)
+
+
+class Shards:
+    """Batches drawn with replacement by each learner from its own shard; batch k is a function of (seed, k) alone."""
+
+    def __init__(self, examples: Examples, of: Tensor, seed: int) -> None:
+        self.examples, self.of, self.seed = examples, of, seed
+
+    def batch(self, step: int, size: int) -> Examples:
+        """One batch a learner (learners, size, ...)."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        drawn = torch.randint(self.of.shape[1], (len(self.of), size), generator=generator)
+        chosen = self.of.gather(1, drawn)
+        return self.examples[0][chosen], self.examples[1][chosen]
+
+    def own(self, learner: int, step: int, size: int) -> Examples:
+        """One learner's batch alone, for learners that do not step together; drawn apart from `batch`."""
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) * 65_537 + learner)
+        chosen = self.of[learner, torch.randint(self.of.shape[1], (size,), generator=generator)]
+        return self.examples[0][chosen], self.examples[1][chosen]
+
+
+def loss(module: nn.Module, batch: Examples) -> Tensor:
+    """Mean cross-entropy."""
+    return nn.functional.cross_entropy(module(batch[0]), batch[1])
+
+
+@functools.cache
+def digits(hidden: int = 32) -> Problem:
+    """1797 handwritten digits of 8 x 8 pixels (scikit-learn's copy of the UCI test set), every sixth held out."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images, dtype=torch.float32) / 16
+    y = torch.tensor(labels, dtype=torch.int64)
+    held_out = torch.arange(len(y)) % 6 == 5
+    return Problem((x[~held_out], y[~held_out]), (x[held_out], y[held_out]), (hidden,))

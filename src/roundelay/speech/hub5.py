@@ -1,0 +1,118 @@
+"""Hub5-2000: scored by NIST's own program, Switchboard and CallHome apart.
+
+`hubscr.pl` of SCTK applies the global mapping file (.glm) to reference (.stm) and hypothesis (.ctm) and aligns them with sclite.
+Debian has it in the package `sctk` (PyPI's package of that name is something else); NIST has the source.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from roundelay.speech.lexicon import SpeechError
+from roundelay.speech.segments import Segments
+
+_DEBIAN = Path("/usr/lib/sctk/bin/hubscr.pl")
+_PARTS = {"switchboard": "sw", "callhome": "en"}  # how the names of conversations begin
+# | speaker | sentences words | correct substitutions deletions insertions errors sentence errors |
+_ROW = re.compile(r"\|\s*(\S+)\s*\|\s*\d+\s+(\d+)\s*\|\s*(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+\d+\s+\d+\s*\|")
+
+
+class Turn(NamedTuple):
+    """What one side of a conversation was heard to say from `start_s` on; the words' times count from there."""
+
+    recording: str
+    channel: str
+    start_s: float
+    words: Segments
+
+
+@dataclass(frozen=True)
+class Hub5Score:
+    """Counts of errors in one part of the test set."""
+
+    words: int = 0
+    substitutions: int = 0
+    deletions: int = 0
+    insertions: int = 0
+
+    @property
+    def wer(self) -> float:
+        """Word error rate as a fraction."""
+        return (self.substitutions + self.deletions + self.insertions) / max(self.words, 1)
+
+    def __add__(self, other: Hub5Score) -> Hub5Score:
+        return Hub5Score(
+            self.words + other.words,
+            self.substitutions + other.substitutions,
+            self.deletions + other.deletions,
+            self.insertions + other.insertions,
+        )
+
+
+def hubscr() -> Path:
+    """Where the program is.
+
+    Raises SpeechError when it is not installed.
+    """
+    found = shutil.which("hubscr.pl")
+    if found:
+        return Path(found)
+    if _DEBIAN.exists():
+        return _DEBIAN
+    raise SpeechError(
+        "Hub5 scoring needs NIST's hubscr.pl; install Debian's package 'sctk', or put SCTK's programs on the PATH"
+    )
+
+
+def hub5(turns: Iterable[Turn], stm: str | Path, glm: str | Path, folder: str | Path) -> dict[str, Hub5Score]:
+    """Scores of `switchboard`, `callhome` and `all`; NIST's reports stay in `folder`."""
+    program = hubscr().resolve()
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(stm, folder / "reference.stm")  # the program writes beside its files
+    shutil.copyfile(glm, folder / "mapping.glm")
+    write_hub5_ctm(folder / "hypothesis.ctm", turns)
+    command = ["perl", str(program), "-p", str(program.parent), "-V", "-l", "english", "-h", "hub5"]
+    command += ["-g", "mapping.glm", "-r", "reference.stm", "hypothesis.ctm"]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    report = folder / "hypothesis.ctm.filt.raw"
+    if ran.returncode != 0 or not report.exists():
+        said = (ran.stdout + ran.stderr).strip().splitlines()[-3:]
+        raise SpeechError(f"{program.name} failed with {ran.returncode}: {' / '.join(said)}; its files are in {folder}")
+    return by_part(report.read_text(encoding="utf-8", errors="replace"))
+
+
+def write_hub5_ctm(path: str | Path, turns: Iterable[Turn]) -> None:
+    """All words with their times in the conversation, in NIST's order."""
+    rows = sorted(
+        (turn.recording, turn.channel, turn.start_s + start, duration, word)
+        for turn in turns
+        for word, start, duration in turn.words
+    )
+    lines = [
+        f"{recording} {channel} {start:.2f} {duration:.2f} {word}\n"
+        for recording, channel, start, duration, word in rows
+    ]
+    Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+def by_part(raw_report: str) -> dict[str, Hub5Score]:
+    """Counts of sclite's raw report, summed over the speakers of each part."""
+    scores = {"switchboard": Hub5Score(), "callhome": Hub5Score(), "all": Hub5Score()}
+    for speaker, words, _, substitutions, deletions, insertions in _ROW.findall(raw_report):
+        if speaker.startswith("Sum"):
+            continue
+        row = Hub5Score(int(words), int(substitutions), int(deletions), int(insertions))
+        scores["all"] += row
+        for part, prefix in _PARTS.items():
+            if speaker.lower().startswith(prefix):
+                scores[part] += row
+    if not scores["all"].words:
+        raise SpeechError("sclite's raw report has no speaker with words; is the reference empty?")
+    return scores

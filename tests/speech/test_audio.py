@@ -119,7 +119,10 @@ def test_what_cannot_be_used_says_why_in_one_line(tmp_path):
     shorten.write_bytes(
         b"NIST_1A\n   1024\nsample_coding -s26 ulaw,embedded-shorten-v2.00\nend_head\n".ljust(1024) + b"ajkg"
     )
+    headerless = tmp_path / "samples.raw"
+    headerless.write_bytes(bytes(1000))
     for path, kind in [
+        (headerless, "unreadable file"),
         (tmp_path / "gone.wav", "missing file"),
         (tmp_path, "missing file"),
         (empty, "empty file"),

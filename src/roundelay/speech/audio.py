@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -88,7 +88,7 @@ def audio_length_s(path: Path) -> tuple[float, int]:
         return file.frames / file.samplerate, int(file.samplerate)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """A SoundFile; what libsndfile cannot do with it is an AudioError."""
     if not path.is_file():
@@ -99,7 +99,7 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with soundfile.SoundFile(path) as file:
             yield file
-    except soundfile.LibsndfileError as error:
+    except (soundfile.SoundFileError, OSError, TypeError) as error:  # TypeError: headerless audio, by its name
         raise AudioError("unreadable file", f"{path}: {_reason(path, error)}") from error
 
 
@@ -198,8 +198,8 @@ def _promised_frames(path: Path, file: Any) -> int:  # noqa: ANN401  # a SoundFi
 
 
 def _reason(path: Path, error: Exception) -> str:
-    with path.open("rb") as raw:
+    with contextlib.suppress(OSError), path.open("rb") as raw:
         head = raw.read(1024)
-    if head.startswith(b"NIST_1A") and b"shorten" in head:
-        return "sphere compressed by shorten; uncompress it first (sph2pipe -p)"
-    return str(error).partition(": ")[2] or str(error)
+        if head.startswith(b"NIST_1A") and b"shorten" in head:
+            return "sphere compressed by shorten; uncompress it first (sph2pipe -p)"
+    return (str(error).partition(": ")[2] or str(error)).splitlines()[0]

@@ -142,6 +142,31 @@ def test_kaldis_own_features_need_no_audio(tmp_path):
     assert made.problems.counts() == {"no features": 1}
 
 
+def test_features_of_several_directories_are_found_by_utterance(tmp_path):
+    for name, id, size in (("train", "u0", 13), ("test", "u1", 13), ("odd", "u2", 14)):
+        folder = write(tmp_path / "data" / name, text=f"{id} A\n")
+        arks(folder, "feats", {id: np.full((30, size), len(name), np.float32)})
+    write(tmp_path / "data" / "none", text="u3 A\n", feats_scp="")
+    config = FeatureConfig(deltas=False, cmvn=False)
+    corpus = kaldi(tmp_path / "data")
+    same = corpus.replace(utterances=tuple(utt for utt in corpus.utterances if utt.id != "u2"))
+    made = features(same, config, workers=1)
+    assert made["u0"][0, 0] == 5
+    assert made["u1"][0, 0] == 4
+    assert made.problems.cases == [("no features", "u3: neither 'u3' nor its speaker is in feats.scp")]
+    with pytest.raises(DataError, match="features of 'u1' have 13 dimensions, others 14"):
+        features(corpus, config, workers=1)
+
+
+def test_an_utterance_of_two_directories_is_taken_from_the_first(tmp_path):
+    path = save(tmp_path / "a.wav", noise())
+    for name, text in (("a", "FIRST"), ("b", "SECOND")):
+        write(tmp_path / "data" / name, text=f"u0 {text}\n", wav_scp=f"u0 {path}\n")
+    corpus = kaldi(tmp_path / "data")
+    assert [utterance.text for utterance in corpus.utterances] == ["FIRST"]
+    assert corpus.problems.counts() == {"duplicate utterance": 1}
+
+
 def test_state_numbers_are_read_one_utterance_at_a_time(data):
     pdfs = {"a1": np.array([5, 5, 7], np.int32), "b1": np.array([1, 2], np.int32)}
     arks(data, "pdf", pdfs)

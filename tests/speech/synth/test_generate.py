@@ -15,7 +15,7 @@ from roundelay.speech.audio import utterance_audio
 from roundelay.speech.cache import DataError
 from roundelay.speech.corpora.manifest import manifest
 from roundelay.speech.features import log_mel
-from roundelay.speech.segments import frame_labels
+from roundelay.speech.hmm import Monophones, frame_labels
 from roundelay.speech.synth.generate import synth
 from roundelay.speech.synth.lexicon import phones, stressed
 from roundelay.speech.synth.shard import SIZE, SynthConfig
@@ -85,19 +85,18 @@ def test_the_phones_of_each_word_are_a_pronunciation_of_it_and_fill_its_time(cor
 
 
 def test_vowels_sound_where_the_times_say_and_silence_is_silent(corpus):
-    ids = {phone: number for number, phone in enumerate(("SIL", *corpus.phone_set))}
+    phones = ("SIL", *corpus.phone_set)
+    tying = Monophones(phones)
     level = {"SIL": [], "vowel": [], "closure": []}
     for utterance in corpus.utterances[::4]:
         samples = utterance_audio(utterance, 16000).samples
         samples = samples / np.sqrt(np.mean(samples**2))
         energy_T = np.log(np.array([np.mean(samples[t : t + 160] ** 2) for t in range(0, len(samples) - 160, 160)]))
-        labels = frame_labels(utterance.phones, len(energy_T), ids)
-        level["SIL"].append(energy_T[labels.phone_T == ids["SIL"]])
-        level["vowel"].append(
-            energy_T[np.isin(labels.phone_T, [ids[v] for v in VOWELS if v in ids]) & (labels.third_T == 1)]
-        )
-        stops = np.isin(labels.phone_T, [ids["K"], ids["T"], ids["P"]])
-        level["closure"].append(energy_T[stops & (labels.third_T == 0)])
+        label_T = frame_labels(utterance.phones, len(energy_T), tying)
+        phone_T, third_T = np.array(phones)[tying.phone_of_state[label_T]], tying.position_of_state[label_T]
+        level["SIL"].append(energy_T[phone_T == "SIL"])
+        level["vowel"].append(energy_T[np.isin(phone_T, list(VOWELS)) & (third_T == 1)])
+        level["closure"].append(energy_T[np.isin(phone_T, ["K", "T", "P"]) & (third_T == 0)])
     median = {name: float(np.median(np.concatenate(values))) for name, values in level.items()}
     assert median["vowel"] > median["SIL"] + 6
     assert median["vowel"] > median["closure"] + 6

@@ -20,6 +20,7 @@ from roundelay.speech.synth.lexicon import dictionary
 from roundelay.speech.synth.shard import Row, SynthConfig, command
 
 COLUMNS = ("id", "path", "split", "speaker", "voice", "seconds", "text")
+VERSION = 1  # of what is said and how; changed with it, so that an old corpus in the cache is not taken for a new one
 RECORD = "synth.json"  # written last: a folder with it is complete
 Progress = Callable[[float, float], None]
 
@@ -38,7 +39,7 @@ def synth(
     config = config or SynthConfig()
     if config.hours <= 0:
         raise DataError(f"a corpus needs more than 0 hours, got {config.hours:g}")
-    place = folder or cache_folder("corpora") / f"synth-{fingerprint(config, _versions())}"
+    place = folder or cache_folder("corpora") / f"synth-{fingerprint(VERSION, config, _versions())}"
     with locked(place.with_name(f"{place.name}.lock")):
         if not _is_there(place, config):
             _make(place, config, workers or len(os.sched_getaffinity(0)), progress)

@@ -114,7 +114,9 @@ def test_sixty_four_learners_are_bands_and_a_heat_map(tab: Page, tmp_path):
     tab.open(tmp_path / "report.html")
     assert all(tab.evaluate(DRAWN))
     assert tab.evaluate("document.querySelectorAll('.plot .hm').length") == 2
-    assert tab.evaluate("document.querySelectorAll('.run .scatterlayer .trace').length") == 5  # two bands and a line
+    assert (
+        tab.evaluate("document.querySelectorAll('.run .scatterlayer .trace').length") == 6
+    )  # two bands, a line and marks
 
 
 def test_an_empty_run_has_a_page(tab: Page, tmp_path):

@@ -8,7 +8,7 @@ import math
 import pytest
 from synthetic_runs import SyntheticRun
 
-from roundelay.plots.report import charts
+from roundelay.plots.report import charts, curves, panels
 from roundelay.plots.report.charts import Chart, Trace
 from roundelay.plots.report.runs import Run, read_runs
 
@@ -34,7 +34,7 @@ def styled(chart: Chart, style: str) -> list[Trace]:
 
 def test_loss_and_other_figures_stand_over_time_and_over_samples(made):
     run = SyntheticRun(figure="wer")
-    found = charts.learning(made(run))
+    found = curves.learning(made(run))
     assert [chart.title for chart in found] == ["loss", "wer", "learning rate"]
     (curve,) = styled(titled(found, "wer"), "marked")
     seconds = list(range(0, 41, 4))
@@ -45,7 +45,7 @@ def test_loss_and_other_figures_stand_over_time_and_over_samples(made):
 
 def test_the_training_loss_is_the_mean_of_the_learners(made):
     run = SyntheticRun()
-    (faint,) = styled(titled(charts.learning(made(run)), "loss"), "faint")
+    (faint,) = styled(titled(curves.learning(made(run)), "loss"), "faint")
     times = faint["x"]["time"]
     rough = [run.figures(time)["loss"] for time in times]
     assert faint["y"] == pytest.approx(rough, rel=0.2)  # every learner's is up to 15 % off
@@ -54,13 +54,13 @@ def test_the_training_loss_is_the_mean_of_the_learners(made):
 def test_a_test_is_drawn_as_points(made, tmp_path):
     (run,) = made(SyntheticRun())
     run.add({"kind": "evaluation", "split": "test", "place": 9, "elapsed_s": 41.0, "loss": 0.5})
-    (points,) = styled(titled(charts.learning([run]), "loss"), "points")
+    (points,) = styled(titled(curves.learning([run]), "loss"), "points")
     assert points["y"] == [0.5]
 
 
 def test_throughput_of_a_run_is_the_sum_over_its_living_learners(made):
     runs = made(SyntheticRun(dies={3: 20.0}))
-    (curve,) = charts.speed(runs)[0].traces
+    (curve,) = curves.speed(runs)[0].traces
     pairs = list(zip(curve["x"]["time"], curve["y"], strict=True))
     one = 32 / 0.02
     assert len(pairs) == 40
@@ -71,10 +71,10 @@ def test_throughput_of_a_run_is_the_sum_over_its_living_learners(made):
 
 def test_few_learners_are_lines_and_many_are_bands_and_a_heat_map(made):
     few, many = made(SyntheticRun(learners=10), SyntheticRun(learners=64, dies={5: 20.0}))
-    lines = titled(charts.learners(few, 0, None), "throughput")
+    lines = titled(panels.learners(few, 0, None), "throughput")
     assert [trace["name"] for trace in lines.traces] == [f"learner {rank}" for rank in range(10)]
     assert len(lines.legend) == 10
-    found = charts.learners(many, 1, None)
+    found = panels.learners(many, 1, None)
     assert [trace["style"] for trace in titled(found, "throughput").traces] == ["band", "band", "line"]
     (heat,) = titled(found, "throughput by learner").traces
     assert heat["y"] == list(range(64))
@@ -86,7 +86,7 @@ def test_few_learners_are_lines_and_many_are_bands_and_a_heat_map(made):
 
 def test_bands_hold_the_quantiles(made):
     (run,) = made(SyntheticRun(learners=64, slow={7: 2.0}))
-    whole, middle, median = titled(charts.learners(run, 0, None), "throughput").traces
+    whole, middle, median = titled(panels.learners(run, 0, None), "throughput").traces
     for outer_low, low, line, high, outer_high in zip(
         whole["low"], middle["low"], median["y"], middle["high"], whole["high"], strict=True
     ):
@@ -96,7 +96,7 @@ def test_bands_hold_the_quantiles(made):
 
 def test_a_step_is_split_into_compute_mix_and_wait_in_milliseconds(made):
     (run,) = made(SyntheticRun("dpsgd", slow={0: 10.0}))
-    parts = {trace["name"]: trace["y"] for trace in titled(charts.learners(run, 0, None), "time of a step").traces}
+    parts = {trace["name"]: trace["y"] for trace in titled(panels.learners(run, 0, None), "time of a step").traces}
     assert parts["compute"] == pytest.approx([186, 18.6, 18.6, 18.6])
     assert parts["mix"] == pytest.approx([8, 0.8, 0.8, 0.8])
     assert parts["wait"] == pytest.approx([26, 200.6, 200.6, 200.6])
@@ -104,7 +104,7 @@ def test_a_step_is_split_into_compute_mix_and_wait_in_milliseconds(made):
 
 def test_exchanges_are_a_matrix_with_an_empty_diagonal(made):
     (run,) = made(SyntheticRun())
-    (heat,) = titled(charts.learners(run, 0, None), "exchanges").traces
+    (heat,) = titled(panels.learners(run, 0, None), "exchanges").traces
     told = [track.last for track in run.learners.values()]
     assert heat["z"] == [[row.get(f"exchanges_with_{peer}") for peer in range(4)] for row in told]
     assert all(heat["z"][rank][rank] is None for rank in range(4))
@@ -112,14 +112,14 @@ def test_exchanges_are_a_matrix_with_an_empty_diagonal(made):
 
 def test_synchronous_runs_have_no_exchanges_and_allreduce_no_spread(made):
     dpsgd, allreduce = made(SyntheticRun("dpsgd"), SyntheticRun("allreduce"))
-    assert "exchanges" not in [chart.title for chart in charts.learners(dpsgd, 0, None)]
-    assert [chart.title for chart in charts.agreement([dpsgd])] == ["spread"]
-    assert charts.agreement([allreduce]) == []
+    assert "exchanges" not in [chart.title for chart in panels.learners(dpsgd, 0, None)]
+    assert [chart.title for chart in curves.agreement([dpsgd])] == ["spread"]
+    assert curves.agreement([allreduce]) == []
 
 
 def test_events_are_marked_at_their_time_and_place(made):
     run = SyntheticRun(dies={1: 20.0})
-    (mark,) = charts.marks(made(run))
+    (mark,) = curves.marks(made(run))
     assert mark["text"] == "lost, learner 1"
     assert mark["x"]["time"] == 20.0
     assert mark["x"]["samples"] == pytest.approx(run.place(20), rel=0.05)
@@ -127,10 +127,10 @@ def test_events_are_marked_at_their_time_and_place(made):
 
 def test_panels_of_several_runs_share_an_axis(made):
     fast, slow = made(SyntheticRun(), SyntheticRun("dpsgd", slow={0: 10.0}))
-    top = charts.fastest([fast, slow])
+    top = panels.fastest([fast, slow])
     assert top == pytest.approx(1.05 * 1600, rel=0.06)
-    assert titled(charts.learners(slow, 1, top), "throughput").top == top
-    assert charts.fastest([Run("empty")]) is None
+    assert titled(panels.learners(slow, 1, top), "throughput").top == top
+    assert panels.fastest([Run("empty")]) is None
 
 
 def test_losses_that_are_no_numbers_leave_gaps_and_valid_json(made):
@@ -138,13 +138,13 @@ def test_losses_that_are_no_numbers_leave_gaps_and_valid_json(made):
     row = {"kind": "evaluation", "split": "valid", "place": 10**9, "elapsed_s": 50.0, "loss": math.nan}
     run.add(row)
     run.add(row | {"elapsed_s": 51.0, "loss": math.inf})
-    chart = titled(charts.learning([run]), "loss")
+    chart = titled(curves.learning([run]), "loss")
     assert styled(chart, "marked")[0]["y"][-2:] == [None, None]
     json.loads(charts.as_script(chart.data()), parse_constant=pytest.fail)
 
 
 def test_more_runs_than_colours_are_dashed(made):
     runs = made(*[SyntheticRun(learners=1, seconds=4)] * (charts.COLOURS + 1))
-    last = charts.learning(runs)[0].traces[-1]
+    last = curves.learning(runs)[0].traces[-1]
     assert last["dashed"]
     assert last["colour"] == charts.colour(0)

@@ -71,6 +71,11 @@ def test_on_a_grid_a_learner_is_silent_after_its_death_and_holds_its_value_until
     assert np.isnan(values[1][7:]).all()
 
 
+def test_learners_of_a_run_so_short_that_each_told_once_are_all_counted():
+    once = [track(learner(10, 1.0 + 0.01 * rank, 1.0, rank)) for rank in range(4)]
+    assert on_grid(once, "loss", grid(once)).tolist() == [[1.0]] * 4
+
+
 def test_files_of_several_machines_are_one_run_and_the_earlier_begins(tmp_path):
     folder = tmp_path / "run"
     write_rows(folder / "metrics-0.jsonl", [learner(30, 3.0, 1.0), learner(40, 4.0, 1.0)])

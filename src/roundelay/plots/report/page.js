@@ -1,5 +1,5 @@
 "use strict";
-// Draws the charts from the data in #report, in the colours of page.css, and again whenever axis, runs, scheme or width change.
+// Draws the charts from the data in #report in the colours of page.css; again when axis, runs, scheme or width change.
 (() => {
   const report = JSON.parse(document.getElementById("report").textContent);
   const plots = [...document.querySelectorAll(".plot")];
@@ -11,8 +11,8 @@
   const along = (x) => (axis === "time" ? x.time.map((s) => s / report.seconds) : x.samples);
   // What comes from files is shown as text: plotly reads some tags in labels.
   const text = (value) => String(value).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-
   const titled = (words) => ({ text: words, font: { size: 12 } });
+  const isHeat = (chart) => chart.traces.some((trace) => trace.style === "heat");
 
   function named(trace) {
     return text([trace.label, trace.name].filter(Boolean).join(" "));
@@ -32,7 +32,7 @@
   }
 
   function band(trace) {
-    const edge = { type: "scatter", mode: "lines", x: along(trace.x), line: { width: 0 }, hoverinfo: "skip", name: named(trace) };
+    const edge = { type: "scatter", mode: "lines", x: along(trace.x), line: { width: 0 }, hoverinfo: "skip" };
     const fill = faded(colour(trace.colour), trace.strength);
     return [{ ...edge, y: trace.low }, { ...edge, y: trace.high, fill: "tonexty", fillcolor: fill }];
   }
@@ -47,71 +47,88 @@
   function heat(trace, chart) {
     const matrix = chart.kind === "matrix";
     return [{
-      type: "heatmap", x: matrix ? trace.x : along(trace.x), y: trace.y, z: trace.z, zmin: 0, zmax: trace.top, hoverongaps: false,
+      type: "heatmap", x: matrix ? trace.x : along(trace.x), y: trace.y, z: trace.z,
+      zmin: 0, zmax: trace.top, hoverongaps: false,
       colorscale: [[0, colour("low")], [1, colour("high")]],
       colorbar: { thickness: 8, outlinewidth: 0, tickfont: { color: colour("soft") } },
-      hovertemplate: matrix ? "learners %{y} and %{x}: %{z:,}<extra></extra>" : "learner %{y}: %{z:.4~g}<extra></extra>",
+      hovertemplate: (matrix ? "learners %{y} and %{x}: %{z:,}" : "learner %{y}: %{z:.4~g}") + "<extra></extra>",
     }];
   }
 
   const draw = { line, marked: line, faint: line, points: line, band, bar, heat };
 
-  function marks() {
-    const shown = report.marks.filter((mark) => !hidden.has(mark.run));
+  // Events of these runs, as triangles on the floor of a chart.
+  function marks(runs) {
+    const shown = report.marks.filter((mark) => runs.has(mark.run));
     return {
       type: "scatter", mode: "markers", name: "", yaxis: "y2",
       x: along({ time: shown.map((mark) => mark.x.time), samples: shown.map((mark) => mark.x.samples) }),
       y: shown.map(() => 0.04), text: shown.map((mark) => text(mark.text)),
-      marker: { symbol: "triangle-up", size: 9, color: shown.map((mark) => colour(`c${mark.run % 10}`)) },
+      marker: { symbol: "triangle-up", size: 9, color: shown.map((mark) => colour(mark.colour)) },
       hovertemplate: "%{text}<extra></extra>",
     };
   }
 
-  function layout(chart, plot) {
-    const heat = chart.traces.some((trace) => trace.style === "heat");
-    const over = { title: titled(axis === "time" ? `time (${report.unit})` : "samples"), rangemode: heat ? "normal" : "tozero" };
-    const learners = { title: titled("learner"), tickformat: "d" };
+  function axes(chart, plot) {
     const shared = {
       gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true,
-      fixedrange: matchMedia("(pointer: coarse)").matches,
+      fixedrange: matchMedia("(pointer: coarse)").matches,  // a finger scrolls the page
     };
-    const matrix = chart.kind === "matrix";
+    const x = { ...shared, showgrid: false, showline: true, ticks: "outside", tickcolor: colour("line") };
+    const y = { ...shared, title: titled(chart.y) };
+    if (chart.kind === "curves") {
+      x.title = titled(axis === "time" ? `time (${report.unit})` : "samples");
+      x.hoverformat = axis === "time" ? ".4~g" : ",d";
+      x.rangemode = isHeat(chart) ? "normal" : "tozero";
+    } else {
+      Object.assign(x, { title: titled("learner"), tickformat: "d" });
+      if (chart.traces[0].x.length <= 16) x.dtick = 1;
+    }
+    if (isHeat(chart)) Object.assign(y, { showgrid: false, tickformat: "d" });
+    if (chart.kind === "bars") y.rangemode = "tozero";
+    if (chart.kind === "matrix") {
+      x.constrain = "domain";
+      Object.assign(y, { autorange: "reversed", scaleanchor: "x", constrain: "domain" });
+    }
+    if (logarithmic.has(plot.dataset.chart)) y.type = "log";
+    else if (chart.top) y.range = [0, chart.top];
+    return { xaxis: x, yaxis: y, yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true } };
+  }
+
+  function layout(chart, plot) {
     return {
+      ...axes(chart, plot),
       width: plot.clientWidth, height: plot.clientHeight, margin: { l: 44, r: 12, t: 10, b: 38 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("soft") },
-      xaxis: { ...shared, ...(chart.kind === "curves" ? over : learners), showgrid: false, showline: true, ticks: "outside", tickcolor: colour("line"), 
-        dtick: chart.traces[0].x.length <= 16 ? 1 : undefined, ...(matrix ? { constrain: "domain" } : {}),
-      },
-      yaxis: {
-        ...shared, title: titled(chart.y), showgrid: !heat, tickformat: heat ? "d" : undefined,
-        ...(logarithmic.has(plot.dataset.chart) ? { type: "log" } : chart.top ? { range: [0, chart.top] } : {}), ...(chart.kind === "bars" ? { rangemode: "tozero" } : {}),
-        ...(matrix ? { autorange: "reversed", scaleanchor: "x", constrain: "domain" } : {}),
-      },
-      yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
-      barmode: "stack", bargap: chart.traces[0].x.length <= 32 ? 0.25 : 0, showlegend: false,
-      hovermode: heat ? "closest" : "x unified",
+      barmode: "stack", bargap: chart.traces[0].x.length <= 32 ? 0.25 : 0,
+      showlegend: false, hovermode: isHeat(chart) ? "closest" : "x unified", dragmode: "zoom",
       hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink"), size: 12 } },
-      dragmode: "zoom",
     };
   }
 
   function render(plot) {
+    if (!plot.clientWidth) return;  // of a run that the reader has hidden
     const chart = report.charts[plot.dataset.chart];
     const shown = chart.traces.filter((trace) => !hidden.has(trace.run));
     const traces = shown.flatMap((trace) => draw[trace.style](trace, chart));
-    if (chart.kind === "curves" && shown.some((trace) => trace.style !== "heat") && chart.traces[0].run !== undefined) traces.push(marks());
+    if (chart.kind === "curves" && !isHeat(chart)) traces.push(marks(new Set(shown.map((trace) => trace.run))));
     Plotly.react(plot, traces, layout(chart, plot), { displayModeBar: false, doubleClick: "reset" });
   }
 
   const all = () => plots.forEach(render);
+  let unfolded = [];
   const printing = (on) => () => {
     document.documentElement.classList.toggle("printing", on);
-    document.querySelectorAll("details").forEach((each) => { each.open = on; });
+    if (on) unfolded = [...document.querySelectorAll("details:not([open])")];
+    unfolded.forEach((each) => { each.open = on; });
     all();
   };
 
-  document.querySelectorAll(".axis input").forEach((input) => input.addEventListener("change", () => { axis = input.value; all(); }));
+  document.querySelectorAll(".axis input").forEach((input) => input.addEventListener("change", () => {
+    axis = input.value;
+    all();
+  }));
   document.querySelectorAll(".runs input").forEach((input) => input.addEventListener("change", () => {
     const run = Number(input.value);
     if (input.checked) hidden.delete(run); else hidden.add(run);

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from roundelay import __version__
 from roundelay.errors import MissingExtraError
-from roundelay.plots.report import charts, tables
-from roundelay.plots.report.charts import Chart
+from roundelay.plots.report import curves, panels, tables
+from roundelay.plots.report.charts import Chart, as_script
 from roundelay.plots.report.markup import Html, join, tag
 from roundelay.plots.report.pictures import topologies
 from roundelay.plots.report.runs import Run
@@ -36,7 +36,7 @@ class Page:
                 *(tag("section", tag("h2", name), content, id=name.lower()) for name, content in sections.items()),
             ),
             tag("footer", f"Made by roundelay {__version__}. This file needs no network."),
-            tag("script", Html(charts.as_script(self._data())), type="application/json", id="report"),
+            tag("script", Html(as_script(self._data())), type="application/json", id="report"),
             tag("script", Html(plotly())),
             tag("script", Html(HERE.joinpath("page.js").read_text())),
         ]
@@ -53,9 +53,9 @@ class Page:
     def _sections(self) -> Iterator[tuple[str, Html]]:
         runs = self._runs
         yield "Results", tables.results(runs)
-        yield "Learning", self._figures(charts.learning(runs)) or tag("p", "No figures yet.", class_="note")
-        yield "Speed", join([self._figures(charts.speed(runs)) if len(runs) > 1 else "", *self._learners()])
-        yield "Agreement", self._figures(charts.agreement(runs))
+        yield "Learning", self._figures(curves.learning(runs)) or tag("p", "No figures yet.", class_="note")
+        yield "Speed", join([self._figures(curves.speed(runs)) if len(runs) > 1 else "", *self._learners()])
+        yield "Agreement", self._figures(curves.agreement(runs))
         yield "Events", tables.events(runs) if any(run.events for run in runs) else Html("")
         yield "Topology", topologies(runs)
         yield "Configuration", self._compared("config", brief=True)
@@ -93,14 +93,14 @@ class Page:
         return tag("div", tag("div", links, axis, class_="row"), several, class_="toolbar")
 
     def _learners(self) -> Iterator[Html]:
-        top = charts.fastest(self._runs)
+        top = panels.fastest(self._runs)
         for index, run in enumerate(self._runs):
             if not run.learners:
                 continue
             title = tag("h3", tables.swatch(index), run.name) if len(self._runs) > 1 else ""
             listed = tag("details", tag("summary", "every learner in figures"), tables.learners(run))
             yield tag(
-                "div", title, self._figures(charts.learners(run, index, top)), listed, class_="run", data_run=index
+                "div", title, self._figures(panels.learners(run, index, top)), listed, class_="run", data_run=index
             )
 
     def _figures(self, shown: Sequence[Chart]) -> Html:
@@ -142,7 +142,7 @@ class Page:
         return {
             "unit": unit,
             "seconds": seconds,
-            "marks": charts.marks(self._runs),
+            "marks": curves.marks(self._runs),
             "charts": [chart.data() for chart in self._charts],
         }
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from roundelay.plots.report.charts import colour, describe
+from roundelay.plots.report.charts import colour
+from roundelay.plots.report.curves import describe
 from roundelay.plots.report.markup import Html, join, tag
 from roundelay.plots.report.runs import SPLITS, Run
 from roundelay.plots.report.tracks import number
@@ -141,7 +142,7 @@ def comparison(tables: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> Ht
         differs = len(set(values)) > 1
         cells = [tag("td", tag("code", value)) for value in values]
         rows.append(tag("tr", tag("th", key, scope="row"), *cells, class_="differs" if differs else None))
-    return table(["", *heads] if any(heads) else [], rows, class_="comparison")
+    return table(["", *heads] if any(heads) else [], rows, class_="comparison" if any(heads) else "comparison single")
 
 
 def flattened(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

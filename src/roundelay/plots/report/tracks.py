@@ -105,7 +105,8 @@ def on_grid(tracks: Sequence[Track], name: str, times: Numbers) -> Numbers:
 
 def _at(track: Track, name: str, times: Numbers) -> Numbers:
     known = track["elapsed_s"]
-    hold_s = 1.5 * float(np.median(np.diff(known))) if len(known) > 1 else 0.0
+    usual_s = np.median(np.diff(known)) if len(known) > 1 else known[0]
+    hold_s = 1.5 * float(usual_s)
     values = np.interp(times, known, track[name])
     values[(times < known[0] - hold_s) | (times > known[-1] + hold_s)] = np.nan
     return values

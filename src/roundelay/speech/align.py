@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,7 +32,14 @@ _CONTEXT = 3  # frames to either side that the discriminant analysis sees
 _ITERATIONS = 10  # under each of the two maps
 
 
-@dataclass(frozen=True)
+class Frames(Protocol):
+    """Features by utterance: a FeatureSet, or any mapping of arrays."""
+
+    def __getitem__(self, id: str, /) -> NDArray[Any]:
+        """T×D."""
+
+
+@dataclass(frozen=True, eq=False)
 class Alignments:
     """States of every frame by utterance, and why some utterances have none."""
 
@@ -41,7 +48,7 @@ class Alignments:
     cost: float = 0.0  # of all paths together
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FlatStart:
     """Alignments from transcripts, and the total cost after each iteration, under the first and the second map."""
 
@@ -107,7 +114,7 @@ def _align_share(
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Statistics:
     """Frames of each state, their sum and the sum of their squares: all that a Gaussian needs to know."""
 
@@ -131,7 +138,7 @@ class Statistics:
         return cls(count, total, square)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Gaussians:
     """One Gaussian with diagonal covariance per state."""
 
@@ -211,7 +218,7 @@ def spliced(frames_TD: NDArray[Any]) -> NDArray[Any]:
 
 
 def flat_start(
-    features: Mapping[str, NDArray[Any]],
+    features: Frames,
     texts: Mapping[str, str],
     lexicon: Lexicon,
     tying: Tying,
@@ -232,7 +239,7 @@ def flat_start(
     graphs = {name: graphs[name] for name in first}
     _, covariance = scatter(features[name] for name in first)
     axes = principal_axes(covariance, _DIMENSIONS)
-    simple = {name: (features[name] @ axes).astype(np.float32) for name in first}
+    simple = {name: (np.asarray(features[name], np.float64) @ axes).astype(np.float32) for name in first}
     found, costs = _viterbi_training(simple, Alignments(first), graphs, tying.num_states, workers)
     wide = {name: spliced(frames) for name, frames in simple.items()}
     _, covariance = scatter(wide[name] for name in found.labels)

@@ -54,7 +54,7 @@ class Search:
     max_active: int = 7000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hypothesis:
     """What was recognised: words, the state of every frame, the path's cost, and whether it ends where a sentence may end."""
 
@@ -64,7 +64,7 @@ class Hypothesis:
     complete: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Decoder:
     """Beam search (kaldi-decoder's FasterDecoder) in one graph with given scales; a value, so processes can have copies."""
 

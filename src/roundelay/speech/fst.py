@@ -28,7 +28,7 @@ _HEADER = struct.Struct("<i i5s i8s i i Q q q q")
 _MAGIC, _VERSION, _EXPANDED = 2125659606, 2, 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Arcs:
     """The arcs of a transducer, one array per column, and the final cost of every state (infinite where it is not final)."""
 

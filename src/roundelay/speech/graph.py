@@ -32,7 +32,7 @@ SILENCE_PROB = 0.5  # of silence at a word's end, and at the beginning
 _LN10 = math.log(10)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """A finished graph: a value of NumPy arrays, from which decoders with any scales are made."""
 

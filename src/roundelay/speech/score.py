@@ -28,7 +28,7 @@ _AT_ONCE = 4_000_000  # numbers held in memory while drawing
 
 
 @dataclass(frozen=True)
-class Utterance:
+class UtteranceScore:
     """One utterance's alignment of reference and hypothesis, as pairs of words; `*` stands for none."""
 
     name: str
@@ -61,7 +61,7 @@ class Interval(NamedTuple):
 class Score:
     """The result of one system on one test set; rates are fractions."""
 
-    utterances: tuple[Utterance, ...]
+    utterances: tuple[UtteranceScore, ...]
 
     @property
     def words(self) -> int:
@@ -134,7 +134,7 @@ def score(references: Mapping[str, str | Words], hypotheses: Mapping[str, str | 
         )
     return Score(
         tuple(
-            Utterance(name, _aligned(_words(said), _words(hypotheses.get(name, ()))))
+            UtteranceScore(name, _aligned(_words(said), _words(hypotheses.get(name, ()))))
             for name, said in sorted(references.items())
         )
     )
@@ -237,7 +237,7 @@ def _error_report(result: Score) -> str:
     return "\n".join([*lines, "", *_per_word(result)]) + "\n"
 
 
-def _marked(utterance: Utterance) -> str:
+def _marked(utterance: UtteranceScore) -> str:
     return " ".join(said if said == heard else f"({said}->{heard})" for said, heard in utterance.pairs)
 
 

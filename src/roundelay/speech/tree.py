@@ -30,7 +30,7 @@ _VARIANCE_FLOOR = 1e-3
 _LEFT, _RIGHT = 0, 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ContextStatistics:
     """Per triphone state seen: left neighbour, phone, right neighbour, position; and its frames' count, sum and squares.
 

@@ -1,0 +1,117 @@
+"""The whole chain on real speech, with the simplest acoustic model there is: one Gaussian per state."""
+
+import os
+
+import numpy as np
+import pytest
+
+pytest.importorskip("kaldi_decoder")
+
+from roundelay.speech.align import (
+    Gaussians,
+    Statistics,
+    aligned,
+    alignment_graphs,
+    discriminant_axes,
+    flat_start,
+    scatter,
+)
+from roundelay.speech.cache import DataError
+from roundelay.speech.corpora.an4 import an4
+from roundelay.speech.decode import Decoder, Scales, decode_all, word_times
+from roundelay.speech.feature_set import features
+from roundelay.speech.graph import decoding_graph
+from roundelay.speech.hmm import Monophones, frame_labels, self_loops
+from roundelay.speech.lexicon import Lexicon
+from roundelay.speech.lm import ngram
+from roundelay.speech.score import score
+from roundelay.speech.tree import ContextStatistics, decision_tree, relabelled
+
+pytestmark = pytest.mark.slow
+
+
+class An4:
+    """AN4 with its features in the 40 directions that tell monophone states apart."""
+
+    def __init__(self):
+        self.corpus = an4()
+        self.features = features(self.corpus)
+        self.lexicon = Lexicon.read(self.corpus.lexicon)
+        self.tying = Monophones(self.lexicon.phones)
+        self.lm = ngram([u.text for u in self.corpus.split("train")], 2, self.lexicon.words)
+        train = [u for u in self.corpus.split("train") if u.phones]
+        self.labels = {u.id: frame_labels(u.phones, len(self.features[u.id]), self.tying) for u in train}
+        _, covariance = scatter(self.features[name] for name in self.labels)
+        seen = Statistics.of((self.features[n] for n in self.labels), self.labels.values(), self.tying.num_states)
+        self.axes = discriminant_axes(covariance, seen, 40)
+
+    def frames(self, name):
+        return (np.asarray(self.features[name], np.float64) @ self.axes).astype(np.float32)
+
+    def trained(self, labels, tying):
+        gaussians = Gaussians.fit(Statistics.of(map(self.frames, labels), labels.values(), tying.num_states))
+        return gaussians, self_loops(labels.values(), tying.num_states)
+
+    def recognised(self, labels, tying, split="valid"):
+        gaussians, loops = self.trained(labels, tying)
+        decoder = Decoder(decoding_graph(self.lexicon, self.lm, tying), loops, Scales(acoustic=0.1))
+        scores = {u.id: gaussians.log_likelihoods(self.frames(u.id)) for u in self.corpus.split(split)}
+        return decode_all(decoder, scores)
+
+    def wer(self, labels, tying):
+        heard = {name: hypothesis.words for name, hypothesis in self.recognised(labels, tying).items()}
+        return score({u.id: u.text for u in self.corpus.split("valid")}, heard).wer
+
+
+@pytest.fixture(scope="module")
+def speech():
+    if not os.environ.get("ROUNDELAY_DATA"):
+        pytest.skip("ROUNDELAY_DATA does not say where AN4 is")
+    try:
+        return An4()
+    except DataError as error:
+        pytest.skip(f"no AN4: {error}")
+
+
+def test_triphones_recognise_an4_better_than_monophones_and_both_well_for_one_gaussian_per_state(speech):
+    monophones = speech.wer(speech.labels, speech.tying)
+    seen = ContextStatistics.of(map(speech.frames, speech.labels), speech.labels.values(), speech.tying)
+    tree = decision_tree(seen, 400, min_count=50)
+    triphones = speech.wer(
+        {name: relabelled(labels, speech.tying, tree) for name, labels in speech.labels.items()}, tree
+    )
+    assert monophones < 0.32
+    assert triphones < monophones - 0.03
+
+
+def test_words_that_are_right_are_found_when_they_were_said(speech):
+    found = speech.recognised(speech.labels, speech.tying)
+    offs = []
+    for utterance in speech.corpus.split("valid"):
+        times = word_times(found[utterance.id], speech.lexicon, speech.tying)
+        if utterance.words and times.symbols == utterance.words.symbols:
+            offs += np.abs(np.subtract(times.starts_s, utterance.words.starts_s)).tolist()
+    assert len(offs) > 50
+    assert np.median(offs) < 0.04
+
+
+def test_realignment_agrees_with_the_times_that_the_corpus_brings(speech):
+    gaussians, loops = speech.trained(speech.labels, speech.tying)
+    texts = {u.id: u.text for u in speech.corpus.split("train")[:200]}
+    graphs, unknown = alignment_graphs(texts, speech.lexicon, speech.tying)
+    found = aligned({name: gaussians.log_likelihoods(speech.frames(name)) for name in graphs}, graphs, loops)
+    phone = speech.tying.phone_of_state
+    agree = [np.mean(phone[found.labels[n]] == phone[y]) for n, y in speech.labels.items() if n in found.labels]
+    assert not unknown
+    assert len(found.failed) < 5
+    assert np.mean(agree) > 0.85
+
+
+@pytest.mark.timeout(300)
+def test_a_flat_start_needs_no_alignments(speech):
+    texts = {u.id: u.text for u in speech.corpus.split("train")}
+    start = flat_start(speech.features, texts, speech.lexicon, speech.tying)
+    phone = speech.tying.phone_of_state
+    agree = [np.mean(phone[start.alignments.labels[name]] == phone[labels]) for name, labels in speech.labels.items()]
+    assert np.mean(agree) > 0.75
+    assert speech.wer(start.alignments.labels, speech.tying) < speech.wer(speech.labels, speech.tying) + 0.05

@@ -32,7 +32,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     before = resident_MiB()
-    module = imagenet_resnet(arguments.model).to(memory_format=torch.channels_last)
+    module = imagenet_resnet(arguments.model)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     images = torch.randint(256, (arguments.batch, 3, 224, 224), dtype=torch.uint8)
     labels = torch.randint(1000, (arguments.batch,))

@@ -49,10 +49,10 @@ class Classification(Task):
         """Every `parts`-th image of the split from `part` on, none of it random."""
 
     def module(self) -> nn.Module:
-        """The network with weights drawn by `seed`, in the channels-last layout."""
+        """The network with weights drawn by `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return self.network().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+            return self.network()
 
     def logits(self, module: nn.Module, images_BCHW: Tensor) -> Tensor:
         """(B, classes), of images as bytes."""

@@ -99,7 +99,10 @@ def shifted_and_mirrored(images_BCHW: Tensor, shift: int, generator: torch.Gener
 
 
 def normalised(images_BCHW: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(x / 255 - mean) / std per channel, in the channels-last layout, which convolutions on CPUs and GPUs like better."""
+    """(x / 255 - mean) / std per channel, in the channels-last layout.
+
+    Convolutions are faster in it and pass it on; weights may stay as they are, so that exchanges need no reordering.
+    """
     scale = 1 / (255 * torch.tensor(std, device=images_BCHW.device))
     offset = -torch.tensor(mean, device=images_BCHW.device) / torch.tensor(std, device=images_BCHW.device)
     x = images_BCHW.to(torch.float32, memory_format=torch.channels_last)

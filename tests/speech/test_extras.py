@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
 import pytest
 from sounds import noise, save
 
@@ -12,7 +11,6 @@ from roundelay.errors import MissingExtraError
 from roundelay.speech.audio import read_audio
 from roundelay.speech.corpora.arks import load
 from roundelay.speech.corpora.switchboard import switchboard
-from roundelay.speech.features import log_mel
 from roundelay.speech.synth.espeak import Espeak
 
 
@@ -20,7 +18,6 @@ from roundelay.speech.synth.espeak import Espeak
     ("module", "extra", "use"),
     [
         ("soundfile", "speech", lambda folder: read_audio(folder / "sw02001.sph")),
-        ("kaldi_native_fbank", "speech", lambda _: log_mel(np.zeros(800, np.float32), 16000)),
         ("kaldiio", "speech", lambda folder: load(folder / "feats.scp", "u")),
         ("lhotse.audio.backend", "switchboard", switchboard),
         ("espeakng_loader", "synth", lambda _: Espeak(seed=1)),

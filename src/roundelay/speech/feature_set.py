@@ -17,7 +17,7 @@ from roundelay.speech.cache import DataError, cache_folder, fingerprint, locked,
 from roundelay.speech.corpus import Corpus, Problems, Utterance
 from roundelay.speech.features import FeatureConfig, SpeakerFeatures, speaker_features
 
-VERSION = 1  # of what features.py computes; changed with it, so that old caches are not taken for new ones
+VERSION = 2  # of what features.py computes; changed with it, so that old caches are not taken for new ones
 Progress = Callable[[int, int], None]
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from roundelay.errors import MissingExtraError
 from roundelay.speech.audio import AudioError, Samples, utterance_audio
 from roundelay.speech.cache import DataError
 from roundelay.speech.corpus import FrameSource, Utterance
 
 Frames: TypeAlias = NDArray[np.float32]
 
-SHIFT_S = 0.01
+WINDOW_MS, SHIFT_MS, LOWEST_Hz = 25, 10, 20.0
+SHIFT_S = SHIFT_MS / 1000
+BLOCK = 1000  # windows transformed at once: ten seconds, which stay in the processor's cache
 DELTA_REACH = 2  # frames to each side in the regression; Kaldi's default
 FRAMES_OFF = 3  # by which two feature files of one utterance may differ in length: edges are cut in several ways
 VARIANCE_FLOOR = 1e-4  # of log energies; below it a dimension is constant and becomes zero
@@ -42,18 +44,47 @@ class FeatureConfig:
 def log_mel(samples: Samples, rate_Hz: int, bins: int = 40) -> Frames:
     """T×bins log energies as Kaldi computes them without dither: 25 ms Povey windows every 10 ms, pre-emphasis 0.97.
 
-    Samples in [-1, 1] are scaled to 16 bits, as Kaldi reads them. T = 1 + ⌊(N − 25 ms) / 10 ms⌋, or 0.
+    Samples in [-1, 1] are scaled to 16 bits, as Kaldi reads them. T = 1 + ⌊(N − 25 ms) / 10 ms⌋, or 0. All windows are
+    transformed at once, more than twice as fast as one by one in kaldi-native-fbank, which is the oracle of our tests.
     """
-    fbank = _native_fbank()
-    options = fbank.FbankOptions()
-    options.frame_opts.dither = 0.0
-    options.frame_opts.samp_freq = rate_Hz
-    options.mel_opts.num_bins = bins
-    computer = fbank.OnlineFbank(options)
-    computer.accept_waveform(rate_Hz, (samples * np.float32(32768)).tolist())  # a list: twice as fast as an array
-    computer.input_finished()
-    frames = [computer.get_frame(t) for t in range(computer.num_frames_ready)]
-    return np.array(frames, dtype=np.float32).reshape(len(frames), bins)
+    window_K, bank_BF = _window(rate_Hz), _mel_bank(rate_Hz, bins)
+    if len(samples) < len(window_K):
+        return np.zeros((0, bins), np.float32)
+    scaled = samples * np.float32(32768)
+    frames_TK = np.lib.stride_tricks.sliding_window_view(scaled, len(window_K))[:: rate_Hz * SHIFT_MS // 1000]
+    blocks = (frames_TK[first : first + BLOCK] for first in range(0, len(frames_TK), BLOCK))
+    return np.concatenate([_log_energies(block_TK, window_K, bank_BF) for block_TK in blocks])
+
+
+def _log_energies(frames_TK: Frames, window_K: Frames, bank_BF: Frames) -> Frames:
+    centred = frames_TK - frames_TK.mean(axis=1, keepdims=True)
+    before = np.concatenate([centred[:, :1], centred[:, :-1]], axis=1)
+    spectrum_TB = np.fft.rfft((centred - np.float32(0.97) * before) * window_K, 2 * (len(bank_BF) - 1))
+    power_TB = np.square(spectrum_TB.real) + np.square(spectrum_TB.imag)
+    return np.asarray(np.log(np.maximum(power_TB @ bank_BF, np.finfo(np.float32).eps)), dtype=np.float32)
+
+
+@functools.cache
+def _window(rate_Hz: int) -> Frames:
+    """Povey's window, (½ − ½ cos 2πk/(K−1))^0.85: a Hann window that does not go down to zero so early."""
+    count = rate_Hz * WINDOW_MS // 1000
+    return ((0.5 - 0.5 * np.cos(2 * np.pi * np.arange(count) / (count - 1))) ** 0.85).astype(np.float32)
+
+
+@functools.cache
+def _mel_bank(rate_Hz: int, bins: int) -> Frames:
+    """Triangles of equal width on the mel scale, m = 1127 ln(1 + f/700), from 20 Hz to half the rate."""
+    transform = 1 << (len(_window(rate_Hz)) - 1).bit_length()
+    mel_B = _mel(np.arange(transform // 2 + 1) * rate_Hz / transform)[:, None]
+    lowest, highest = _mel(np.array([LOWEST_Hz, rate_Hz / 2]))
+    edges = np.linspace(lowest, highest, bins + 2)
+    left, centre, right = edges[:-2], edges[1:-1], edges[2:]
+    rising, falling = (mel_B - left) / (centre - left), (right - mel_B) / (right - centre)
+    return np.asarray(np.maximum(np.minimum(rising, falling), 0), dtype=np.float32)
+
+
+def _mel(frequency_Hz: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 1127 * np.log1p(frequency_Hz / 700)
 
 
 def delta(frames_TF: Frames) -> Frames:
@@ -149,11 +180,3 @@ def _fitted(values: Frames, frames: int) -> Frames:
     if abs(len(repeated) - frames) > max(FRAMES_OFF, period):
         raise DataError(f"{len(values)} frames of appended features do not fit {frames} frames")
     return repeated
-
-
-def _native_fbank() -> Any:  # noqa: ANN401  # a module
-    try:
-        import kaldi_native_fbank
-    except ImportError as error:
-        raise MissingExtraError("computing features", "speech") from error
-    return kaldi_native_fbank

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from roundelay.training.worker import parties
 from roundelay.transport.base import Transport
 from roundelay.transport.solo import SoloTransport
 
+_SEEDING = threading.Lock()  # processes have a generator each; threads share torch's, with which weights are drawn
 TINY = {"task": "roundelay.training.tiny:Digits", "settings": {"dropout": 0.0, "hidden": 16}}
 
 
@@ -53,10 +55,13 @@ def run_in_threads(
     size, secret, listener = config.learners, secrets.token_bytes(32), socket.create_server(("127.0.0.1", 0))
     server = CoordinatorServer(listener, secret, parties(config, size, size))
     resumed = None if place is None else checkpoint.at(folder / "checkpoints", place)
+    if place is not None:
+        checkpoint.abandon_after(folder / "checkpoints", place)
 
     def learn(rank: int, transport: Transport) -> Trainer:
         coordinator = Coordinator(listener.getsockname()[:2], rank, secret)
-        trainer = Trainer(config, folder, ThreadWorld(rank, size, transport), coordinator)  # type: ignore[arg-type]
+        with _SEEDING:
+            trainer = Trainer(config, folder, ThreadWorld(rank, size, transport), coordinator)  # type: ignore[arg-type]
         prepare(trainer)
         try:
             trainer.finished = trainer.run(resumed)  # type: ignore[attr-defined]

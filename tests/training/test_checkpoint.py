@@ -78,6 +78,14 @@ def test_a_dead_learner_is_not_waited_for(tmp_path):
     assert list(choose(tmp_path).files) == [0]
 
 
+def test_a_learner_that_saved_and_left_is_part_of_it(tmp_path):
+    for rank, living in ((1, [0, 1]), (0, [0])):
+        saving = Checkpoints(tmp_path, rank, 2)
+        saving.save(10, state(rank), living)
+        saving.close()
+    assert list(choose(tmp_path).files) == [0, 1]
+
+
 def test_the_last_ones_and_the_best_are_kept(tmp_path):
     for place in (100, 200, 300, 400):
         save_all(tmp_path, place)
@@ -152,3 +160,11 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch, c
     saving.save(1, state(0), [0])
     saving.close()
     assert "could not write a checkpoint: [Errno 28] No space left on device" in caplog.text
+
+
+def test_going_back_puts_later_checkpoints_aside(tmp_path):
+    for place in (100, 200, 300):
+        save_all(tmp_path, place, keep=3)
+    checkpoint.abandon_after(tmp_path, 100)
+    assert [each.place for each in complete(tmp_path)] == [100]
+    assert len(list(tmp_path.glob("abandoned-*/*/manifest.json"))) == 2

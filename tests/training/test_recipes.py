@@ -62,7 +62,7 @@ def test_a_broken_file_is_refused_with_its_line(tmp_path):
         ({"schedule.warmup_epochs": "50", "budget.epochs": "5"}, "warmup_epochs 50 is longer than the run"),
         ({"slow": "9:2"}, "slow needs"),
         ({"settings.hidden": "0"}, "settings.hidden must be at least 1, got 0"),
-        ({"task": "x"}, "unknown key|task must be module:Class"),
+        ({"task": "x"}, "task must be module:Class, such as .*, got 'x'"),
     ],
 )
 def test_contradictory_settings_are_refused_before_anything_starts(settings, message):

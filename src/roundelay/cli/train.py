@@ -143,6 +143,7 @@ def _prepare(config: Config, folder: Path, args: argparse.Namespace) -> int | No
         rundir.begin(folder, config, command)
         return None
     chosen = checkpoint.choose(folder / "checkpoints", None if args.resume == NEWEST else args.resume)
+    checkpoint.abandon_after(folder / "checkpoints", chosen.place)
     rundir.write(folder, config, command)
     print(f"going on with {folder} after {chosen.place:,} samples", file=sys.stderr)
     return chosen.place

@@ -86,6 +86,9 @@ class DPSGD(Strategy):
 
     def finish(self) -> Steps:
         """Answer the swaps of slower learners with the final weights until all have finished."""
+        if self._restarted:  # and no step taken since: what was sent last is from before load_state_dict
+            yield self._swap
+            self.replica.copy_to(self._outgoing)
         yield self.transport.finish(self._outgoing.storage, self.membership.living)
 
     def _mean_disagreement2(self) -> float:

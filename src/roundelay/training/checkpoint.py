@@ -17,6 +17,8 @@ import json
 import logging
 import os
 import shutil
+import threading
+import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -152,6 +154,16 @@ def at(folder: Path, place: int) -> Checkpoint:
     return _read_manifest(folder / _name(place) / MANIFEST)
 
 
+def abandon_after(folder: Path, place: int) -> None:
+    """Put checkpoints aside that come after `place`: the run goes on from there, and will write them anew."""
+    later = [path for path in folder.iterdir() if path.is_dir() and path.name.isdigit() and int(path.name) > place]
+    if later:
+        aside = folder / f"abandoned-{time.strftime('%Y%m%d-%H%M%S')}"
+        aside.mkdir(exist_ok=True)
+        for path in later:
+            path.rename(aside / path.name)
+
+
 def choose(folder: Path, place: int | None = None) -> Checkpoint:
     """The newest complete checkpoint, or the one at `place`, verified.
 
@@ -240,11 +252,11 @@ class Checkpoints:
         self._complete(folder, place, learners)
 
     def _complete(self, folder: Path, place: int, learners: tuple[int, ...]) -> None:
-        """Whoever finds everybody's file writes the manifest; it is the same, whoever does."""
-        entries = [folder / f"learner-{learner}.json" for learner in learners]
-        if not all(entry.exists() for entry in entries):
+        """Whoever finds everybody's file writes the manifest; those who saved and left are part of it, too."""
+        entries = [json.loads(entry.read_text()) for entry in sorted(folder.glob("learner-*.json"))]
+        if not {entry["learner"] for entry in entries} >= set(learners):
             return
-        files = [json.loads(entry.read_text()) for entry in entries]
+        files = sorted(entries, key=lambda entry: int(entry["learner"]))
         document = {"format": FORMAT, "place": place, "files": files}
         write_whole(folder / MANIFEST, json.dumps(document, indent=2).encode())
         self._prune()
@@ -274,7 +286,7 @@ class Checkpoints:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write under another name, flush to the disk, rename: what is called `path` is whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         with temporary.open("wb") as file:
             file.write(data)

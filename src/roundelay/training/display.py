@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from roundelay.training.metrics import Row
 
@@ -106,7 +107,7 @@ class Display:
         shown = range(self._learners) if self._learners <= 32 else range(0, self._learners, -(-self._learners // 32))
         for learner in shown:
             table.add_row(*self._cells(learner))
-        return Group(table, self._evaluation, self._progress)
+        return Group(table, Text(self._evaluation), self._progress)
 
     def _cells(self, learner: int) -> list[str]:
         if learner in self._gone:

@@ -85,7 +85,8 @@ def resolve(table: Mapping[str, Any], settings: Iterable[tuple[str, str]] = ()) 
 
     Raises ConfigError for whatever cannot work, before anything is started.
     """
-    task = table.get("task")
+    settings = list(settings)
+    task = dict(settings).get("task", table.get("task"))
     if not isinstance(task, str):
         raise ConfigError(f"task must be module:Class, got {task!r}")
     chosen = task_class(task)

@@ -20,7 +20,7 @@ class StopRequest:
 
     def __init__(self, last_step: Callable[[int], int]) -> None:
         self._last_step = last_step
-        self._begun = 0
+        self._begun = self._asked_at = 0
         self._limit: Future[int] = Future()
         self.requested = False
         self._wake_up, self._waker = os.pipe()
@@ -39,13 +39,13 @@ class StopRequest:
     def request(self) -> None:
         """Stop. Safe in a signal handler: it takes no lock."""
         if not self.requested:
-            self.requested = True
+            self.requested = True  # first: a step that begins without seeing this has been counted before the next line
+            self._asked_at = self._begun
             with contextlib.suppress(BrokenPipeError):  # after the last step there is nothing to stop
                 os.write(self._waker, b"!")
 
     def begin_step(self) -> bool:
         """Whether to take another step."""
-        # Counted first: a request that comes before the next line then reads either number, and both are right.
         self._begun += 1
         if self.requested and self._begun > self._limit.result():
             self._begun -= 1
@@ -63,6 +63,6 @@ class StopRequest:
         if not self.requested:
             return
         try:
-            self._limit.set_result(self._last_step(self._begun))
+            self._limit.set_result(self._last_step(self._asked_at))
         except BaseException as error:  # raised in the training thread
             self._limit.set_exception(error)

@@ -202,9 +202,10 @@ class Trainer:
         self.checkpoints.save(self.plan.chunks.place(number), state, self.learner.membership.living)
 
     def _restore(self, state: dict[str, Any]) -> None:
+        begun = self.learner.state_dict()
         self.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.learner.load_state_dict(state["learner"] or self.learner.state_dict())
+        self.learner.load_state_dict(state["learner"] or begun)
         if state["random"] is not None:
             set_random_state(state["random"])
 

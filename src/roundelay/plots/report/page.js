@@ -102,7 +102,7 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("soft") },
       barmode: "stack", bargap: chart.traces[0].x.length <= 32 ? 0.25 : 0,
-      showlegend: false, hovermode: isHeat(chart) ? "closest" : "x unified", dragmode: "zoom",
+      showlegend: false, hovermode: isHeat(chart) ? "closest" : "x unified", hoverdistance: 16, dragmode: "zoom",
       hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink"), size: 12 } },
     };
   }

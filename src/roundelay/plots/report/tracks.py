@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ class Track:
         names: the columns to keep; None keeps every number.
     """
 
-    def __init__(self, names: Collection[str] | None = None) -> None:
+    def __init__(self, names: frozenset[str] | None = None) -> None:
         self._names = names
         self._columns: dict[str, array[float]] = {"place": array("d"), "elapsed_s": array("d")}
         self._shift_s = 0.0
@@ -48,7 +48,8 @@ class Track:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """One more row; one without a time and a place is left out."""
-        numbers = {key: number(value) for key, value in row.items() if self._names is None or key in self._names}
+        kept = row.keys() if self._names is None else row.keys() & self._names
+        numbers = {key: number(row[key]) for key in kept}
         place, elapsed_s = number(row.get("place")), number(row.get("elapsed_s"))
         if not (math.isfinite(place) and math.isfinite(elapsed_s)):
             return

@@ -20,7 +20,7 @@ from roundelay.vision.tasks import Classification, FashionMnist, FashionMnistCon
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 90  # the most frequent size in ImageNet
 PICTURES = 40
-STEPS = 20
+STEPS, FIRST = 5, 2  # steps that count, and before them those that allocate
 
 
 def generated(root: Path) -> Path:
@@ -43,8 +43,8 @@ def used_per_s(task: Classification, batch: int) -> float:
     module = task.module()
     optimizer = torch.optim.SGD(task.parameter_groups(module), lr=0.01)
     ready = task.batch(range(batch), torch.Generator())
-    for step in range(STEPS + 3):
-        if step == 3:
+    for step in range(FIRST + STEPS):
+        if step == FIRST:
             began = time.perf_counter()
         task.loss(module, ready).backward()
         optimizer.step()

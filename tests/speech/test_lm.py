@@ -106,14 +106,21 @@ def test_kaldilm_accepts_the_file(tmp_path, capfd):
     ("text", "says"),
     [
         ("hello", "no ARPA file"),
-        ("\\1-grams:\nx A", "lm.arpa:2: expected"),
-        ("\\1-grams:\n-1 A 0 0 0", "lm.arpa:2: a 1-gram has 1 words"),
+        ("\\data\\\n\\1-grams:\nx A", "lm.arpa:3: expected"),
+        ("\\data\\\n\\1-grams:\n-1 A 0 0 0", "lm.arpa:3: a 1-gram has 1 words"),
     ],
 )
 def test_files_that_are_no_arpa_say_where(tmp_path, text, says):
     (tmp_path / "lm.arpa").write_text(text)
     with pytest.raises(SpeechError, match=says):
         NGram.read(tmp_path / "lm.arpa")
+
+
+def test_a_comment_may_describe_the_sections_that_follow(tmp_path):
+    comment = "Beginning of data mark: \\data\\\n\\1-grams:\np_1 wd_1 bo_wt_1\n\n"
+    text = comment + "\\data\\\nngram 1=1\n\n\\1-grams:\n-0.3\tA\t0.0\n\n\\end\\\n"
+    (tmp_path / "lm.arpa").write_text(text)
+    assert NGram.read(tmp_path / "lm.arpa").vocabulary == ("A",)
 
 
 def test_words_outside_the_vocabulary_are_refused():

@@ -25,11 +25,12 @@ from roundelay.speech.hmm import Floats, Occurrences, Tying, self_loops, state_l
 from roundelay.speech.lexicon import Lexicon, SpeechError
 from roundelay.speech.segments import Ints
 
-_BEAMS = (1000.0, 1e6)  # graphs of one sentence are small: nearly everything, and if that is not enough, everything
+_BEAMS = (400.0, 1e6)  # graphs of one sentence are small: nearly everything, and if that is not enough, everything
 _VARIANCE_FLOOR = 0.01  # of the variance over all frames
 _DIMENSIONS = 40  # kept by the linear map
 _CONTEXT = 3  # frames to either side that the discriminant analysis sees
-_ITERATIONS = 10  # under each of the two maps
+_ITERATIONS = 10  # at most, under each of the two maps
+_CONVERGED = 1e-3  # relative gain below which another iteration is not worth its time
 
 
 class Frames(Protocol):
@@ -257,11 +258,15 @@ def _viterbi_training(
     num_states: int,
     workers: int | None,
 ) -> tuple[Alignments, tuple[float, ...]]:
-    costs = []
-    for _ in range(_ITERATIONS):
+    costs: list[float] = []
+    while len(costs) < _ITERATIONS and not _converged(costs):
         seen = Statistics.of((features[name] for name in found.labels), found.labels.values(), num_states)
         gaussians = Gaussians.fit(seen)
         scores = {name: gaussians.log_likelihoods(features[name]) for name in graphs}
         found = aligned(scores, graphs, self_loops(found.labels.values(), num_states), workers=workers)
         costs.append(found.cost)
     return found, tuple(costs)
+
+
+def _converged(costs: Sequence[float]) -> bool:
+    return len(costs) > 1 and costs[-2] - costs[-1] < _CONVERGED * abs(costs[-1])

@@ -6,9 +6,10 @@ Python call per arc, and makes a graph a value that can be pickled and rescaled.
 
 from __future__ import annotations
 
+import os
 import struct
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -73,8 +74,7 @@ def to_kaldi(graph: Arcs) -> Fst:
     header = _HEADER.pack(
         _MAGIC, 5, b"const", 8, b"standard", _VERSION, 0, _EXPANDED, graph.start, graph.num_states, len(graph)
     )
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "graph.fst"
+    with _file_in_memory() as path:
         path.write_bytes(header + states.tobytes() + table.tobytes())
         return kaldifst.StdConstFst.read(str(path))
 
@@ -82,8 +82,7 @@ def to_kaldi(graph: Arcs) -> Fst:
 def from_kaldi(fst: Fst) -> Arcs:
     """The arrays of any of kaldifst's transducers."""
     kaldifst = _kaldifst()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "graph.fst"
+    with _file_in_memory() as path:
         kaldifst.StdConstFst(fst).write(str(path))
         content = path.read_bytes()
     *_, start, num_states, num_arcs = _HEADER.unpack_from(content)
@@ -97,6 +96,16 @@ def from_kaldi(fst: Fst) -> Arcs:
 def vector(graph: Arcs) -> Fst:
     """The same as a StdVectorFst, which kaldifst's algorithms take."""
     return _kaldifst().StdVectorFst(to_kaldi(graph))
+
+
+@contextmanager
+def _file_in_memory() -> Iterator[Path]:
+    """A path to memory, for libraries that read and write files only."""
+    descriptor = os.memfd_create("graph.fst")
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
 
 
 def _kaldifst() -> ModuleType:

@@ -107,12 +107,15 @@ class NGram:
 
     @classmethod
     def read(cls, path: str | Path) -> NGram:
-        """Anyone's ARPA file."""
+        """Anyone's ARPA file; what stands before its data mark is a comment, which may well describe sections."""
         grams: list[dict[Gram, Scored]] = []
+        started = False
         with Path(path).open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 text = line.strip()
-                if text.endswith("-grams:"):
+                if not started:
+                    started = text == "\\data\\"
+                elif text.endswith("-grams:"):
                     grams.append({})
                 elif text == "\\end\\":
                     break
@@ -120,7 +123,7 @@ class NGram:
                     gram, scored = _parsed(text.split(), len(grams), f"{path}:{number}")
                     grams[-1][gram] = scored
         if not grams or not grams[0]:
-            raise SpeechError(f"{path} is no ARPA file: no \\1-grams: section in it")
+            raise SpeechError(f"{path} is no ARPA file: it has no \\data\\ with \\1-grams: below")
         return cls(tuple(grams))
 
 

@@ -2,7 +2,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-TORCHRUN := OMP_NUM_THREADS=1 $(BIN)/torchrun
 SHARED_DATA := $(wildcard ../shared/data)
 ifneq ($(SHARED_DATA),)
 export ROUNDELAY_DATA ?= $(abspath $(SHARED_DATA))
@@ -20,16 +19,19 @@ $(READY): pyproject.toml constraints.txt tools/set-up
 	@PYTHON=$(PYTHON) tools/set-up
 	@touch $@
 
-demo: $(READY)  ## see it work: four learners, one ten times slower, with DDP's way and with ours; and the topologies behind it
-	@mkdir -p out
+demo: $(READY)  ## see it work: a training run with a straggler, DDP's way and ours, with a report; and the topologies behind it
+	@mkdir -p out && rm -rf out/allreduce out/adpsgd
 	@echo "Four learners on real digits, learner 0 ten times slower. First as DDP does it: everyone waits for it."
-	@$(TORCHRUN) --nproc-per-node 4 examples/02_own_loop.py --strategy allreduce --slow 0:10
-	@echo "Now asynchronously on a randomised ring: nobody waits, and the mean model learns from all."
-	@$(TORCHRUN) --nproc-per-node 4 examples/02_own_loop.py --strategy adpsgd --slow 0:10
+	@$(BIN)/roundelay train tiny --strategy allreduce --slow 0:10 --out out/allreduce
 	@echo
+	@echo "Now asynchronously on a randomised ring: nobody waits, and the mean model learns from all."
+	@$(BIN)/roundelay train tiny --strategy adpsgd --slow 0:10 --out out/adpsgd
+	@echo
+	@$(BIN)/roundelay report out/allreduce out/adpsgd --out out/report.html
 	@$(BIN)/roundelay topology compare --learners 64 --plot out/gaps.svg
 	@$(BIN)/roundelay topology random-ring --learners 16 --draw out/random-ring.svg
 	@echo "The ring's gap collapses as learners are added; permuting it every round wins it back at the same bytes:"
+	@echo "  out/report.html      both runs side by side: open it in a browser"
 	@echo "  out/gaps.svg         spectral gap of every topology against the number of learners"
 	@echo "  out/random-ring.svg  four rounds of the randomised ring"
 

@@ -23,6 +23,8 @@ NAMES = [
     "Strategy",
     "StrategyError",
     "SuperLearner",
+    "Task",
+    "TaskConfig",
     "TopologyError",
     "World",
     "base_graph",
@@ -43,6 +45,22 @@ NAMES = [
     "torus",
 ]
 FLAGS = {
+    "train": [
+        "RECIPE",
+        "--learners",
+        "--strategy",
+        "--topology",
+        "--group-size",
+        "--epochs",
+        "--seed",
+        "--slow",
+        "--data",
+        "--set",
+        "--out",
+        "--resume",
+        "--show-config",
+    ],
+    "report": ["RUN", "--out"],
     "topology": ["NAME", "--learners", "--seed", "--degree", "--draw", "--plot", "--json"],
     "advise": [
         "--learners",
@@ -67,6 +85,21 @@ FLAGS = {
         "--plot",
         "--json",
     ],
+    "corpus": [
+        "KIND",
+        "DIR",
+        "--data",
+        "--out",
+        "--hours",
+        "--seed",
+        "--noise",
+        "--telephone",
+        "--workers",
+        "--allow-pipes",
+        "--quick",
+        "--json",
+    ],
+    "reproduce": ["CLAIM", "--seeds", "--out", "--json"],
 }
 
 

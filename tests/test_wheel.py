@@ -45,5 +45,6 @@ def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
     assert run(command, "--version", cwd=tmp_path) == f"roundelay {roundelay.__version__}\n"
     figures = json.loads(run(command, "topology", "ring", "--learners", "16", "--json", cwd=tmp_path))
     assert figures["spectral_gap"] == pytest.approx(0.05075, rel=1e-3)
+    assert "learners = 4" in run(command, "train", "tiny", "--show-config", cwd=tmp_path)
     everything = "import roundelay; [getattr(roundelay, name) for name in roundelay.__all__]; print(roundelay.__file__)"
     assert str(tmp_path) in run(python, "-c", everything, cwd=tmp_path)

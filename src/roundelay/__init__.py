@@ -17,6 +17,7 @@ _HOMES = {
     "roundelay.launch": ["World", "init"],
     "roundelay.learner": ["Learner"],
     "roundelay.strategies": ["ADPSGD", "Allreduce", "DPSGD", "DelayByOne", "Strategy", "SuperLearner"],
+    "roundelay.training.task": ["Task", "TaskConfig"],
     "roundelay.topology": [
         "Mixing",
         "base_graph",

@@ -39,6 +39,10 @@ from roundelay.topology import (
     star as star,
     torus as torus,
 )
+from roundelay.training.task import (
+    Task as Task,
+    TaskConfig as TaskConfig,
+)
 
 __version__: str
 __all__: list[str]

@@ -49,7 +49,7 @@ class Learner:
         self.module, self.optimizer, self.strategy, self.transport = module, optimizer, strategy, transport
         self.membership = Membership.of(transport.size)
         self._membership_lock = threading.Lock()  # peers are lost in threads of the transport
-        self.steps = 0
+        self.steps = self._steps_before = 0  # of which so many before a restart
         self._observed: dict[str, float] = {}
         self._seconds = {"wait": 0.0, "mix": 0.0}
         self._began = time.perf_counter()
@@ -109,7 +109,7 @@ class Learner:
     def metrics(self) -> dict[str, float]:
         """What this learner has done so far: steps, seconds split into compute, wait and mix, bytes, and the strategy's own."""
         total = time.perf_counter() - self._began
-        steps = max(self.steps, 1)
+        steps = max(self.steps - self._steps_before, 1)
         communicating = sum(self._seconds.values())
         return (
             {
@@ -132,7 +132,7 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        self.steps = int(state["steps"])
+        self.steps = self._steps_before = int(state["steps"])
         self.strategy.load_state_dict(state["strategy"])
 
     def finish(self) -> None:

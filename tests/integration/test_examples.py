@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -58,3 +59,23 @@ def test_own_loop_under_torchrun(strategy):
     assert len(accuracies) == 4
     assert len(set(accuracies)) == 1  # it is the same model everywhere
     assert accuracies[0] > 85
+
+
+def test_a_task_of_ones_own(tmp_path):
+    words = ["train", "own_task:Sines", "--learners", "2", "--epochs", "10", "--out", str(tmp_path / "run")]
+    ended = subprocess.run(
+        [sys.executable, "-m", "roundelay", *words],
+        cwd=EXAMPLES,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["test"]["accuracy"] > 0.8
+
+
+def test_the_page_about_tasks_shows_the_example():
+    page = (EXAMPLES.parent / "docs" / "your-own-task.md").read_text()
+    assert (EXAMPLES / "own_task.py").read_text() in page

@@ -62,7 +62,7 @@ def test_every_field_can_be_set_on_the_command_line(key):
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("data.btch", "unknown key 'data.btch'|unknown key 'btch'"),
+        ("data.btch", "unknown key 'data.btch'; did you mean 'data.batch'?"),
         ("data", "data is a table; set one of data.batch, data.sharding, data.workers"),
         ("seed.x", "unknown key 'seed.x'"),
     ],

@@ -13,10 +13,12 @@ from roundelay.errors import RoundelayError, UsageError, unknown
 
 COMMANDS = {
     "train": "train a recipe with several learners; watch, stop and resume it",
-    "report": "one page about one or several runs, to look at in a browser",
+    "report": "one page about one run or several, to look at in a browser",
     "topology": "spectral gap, cost and picture of a topology, or of all of them side by side",
     "advise": "which strategy on which topology suits a cluster, and why",
     "bench": "throughput of every strategy on this machine, against DDP and against no communication",
+    "corpus": "prepare, check and describe a speech corpus",
+    "reproduce": "the papers' findings as experiments, each with a verdict",
 }
 
 

@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar="WHAT",
-        choices=("throughput", "stragglers"),
-        help="throughput: equally fast learners; stragglers: one of them slower",
+        choices=("throughput", "stragglers", "overhead"),
+        help="throughput: equally fast learners; stragglers: one of them slower; overhead: of metrics and checkpoints",
     )
     add = parser.add_argument
     add("--slow", type=_slow, metavar="LEARNER:FACTOR", help="stragglers: who is slower and how much (default 0:10)")
@@ -52,6 +52,9 @@ def run(args: argparse.Namespace) -> None:
     """Measure, with a progress bar on stderr, and print."""
     from roundelay.bench import throughput
 
+    if args.what == "overhead":
+        _overhead(args)
+        return
     if args.slow and args.what == "throughput":
         raise UsageError("--slow goes with `bench stragglers`")
     if args.learners < 2:
@@ -60,8 +63,7 @@ def run(args: argparse.Namespace) -> None:
     if learner >= args.learners:
         raise UsageError(f"--slow names learner {learner}, but there are {args.learners}, numbered from 0")
     cases = throughput.cases_for(args.parameters, slow=factor, slow_learner=learner, compute=args.compute)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with _progress() as bar:
         task = bar.add_task("starting learners", total=len(cases) * args.repetitions)
 
         def progress(case: Case) -> None:
@@ -87,6 +89,38 @@ def run(args: argparse.Namespace) -> None:
     Console().print(_table(rows))
     if args.plot:
         print(f"plotted to {args.plot}")
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def _overhead(args: argparse.Namespace) -> None:
+    from roundelay.bench import overhead, throughput
+
+    if args.slow or args.plot:
+        raise UsageError("--slow and --plot do not go with `bench overhead`")
+    with _progress() as bar:
+        task = bar.add_task("starting learners", total=len(overhead.CASES) * args.repetitions)
+        rows = overhead.run(
+            learners=args.learners,
+            seconds=args.seconds,
+            repetitions=args.repetitions,
+            progress=lambda case: bar.update(task, advance=1, description=case),
+        )
+    if args.json:
+        document = {"rows": [dataclasses.asdict(row) for row in rows], "machine": throughput.machine()}
+        print(json.dumps(document | {"learners": args.learners, "seconds": args.seconds}, indent=2))
+        return
+    table = Table(title="what a run's steps cost more, medians", title_justify="left")
+    table.add_column("case")
+    for heading in ("steps/s", "overhead", "range"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        spread = "{:.1%} to {:.1%}".format(*row.overhead_range)
+        table.add_row(row.case, f"{row.steps_per_s:.1f}", f"{row.overhead:.1%}", spread)
+    Console().print(table)
 
 
 def _table(rows: list[Row]) -> Table:

@@ -146,4 +146,6 @@ def _prepare(config: Config, folder: Path, args: argparse.Namespace) -> int | No
     checkpoint.abandon_after(folder / "checkpoints", chosen.place)
     rundir.write(folder, config, command)
     print(f"going on with {folder} after {chosen.place:,} samples", file=sys.stderr)
+    if len(chosen.files) != config.learners:
+        print(f"{config.learners} learners go on from the mean of the {len(chosen.files)} that saved", file=sys.stderr)
     return chosen.place

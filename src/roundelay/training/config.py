@@ -233,7 +233,7 @@ def _described(hint: Any) -> str:  # noqa: ANN401
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
 
 
-def assigned(kind: type, table: dict[str, Any], key: str, text: str) -> dict[str, Any]:
+def assigned(kind: type, table: dict[str, Any], key: str, text: str, path: str = "") -> dict[str, Any]:
     """The table with `key` (dotted) set to what `text` means for that field.
 
     >>> assigned(Config, {}, "data.batch", "64")
@@ -242,9 +242,9 @@ def assigned(kind: type, table: dict[str, Any], key: str, text: str) -> dict[str
     name, _, rest = key.partition(".")
     hints = typing.get_type_hints(kind)
     if name not in hints or (rest and not dataclasses.is_dataclass(hints[name])):
-        raise ConfigError(unknown("key", key, all_keys(kind)))
+        raise ConfigError(unknown("key", path + key, all_keys(kind, path)))
     if rest:
-        inner = assigned(typing.cast(type, hints[name]), dict(table.get(name, {})), rest, text)
+        inner = assigned(typing.cast(type, hints[name]), dict(table.get(name, {})), rest, text, f"{path}{name}.")
         return table | {name: inner}
     if dataclasses.is_dataclass(hints[name]):
         raise ConfigError(

@@ -37,6 +37,7 @@ class Display:
         self._gone: dict[int, str] = {}
         self._learners = learners
         self._evaluation = ""
+        self.elapsed_s, self.place = 0.0, 0  # how far the run is
         self._last_line = time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -70,6 +71,8 @@ class Display:
     def update(self) -> None:
         """Read what is new, and show it."""
         for row in self._new_rows():
+            self.elapsed_s = max(self.elapsed_s, row.get("elapsed_s", 0.0))
+            self.place = max(self.place, row.get("place", 0))
             if row["kind"] == "learner":
                 self._rows[row["learner"]] = row
                 epochs = f"{row['place']:,} of {row['total']:,} samples"

@@ -103,7 +103,8 @@ class Supervisor:
         display.gone(rank, how)
         display.say(f"learner {rank} is gone, {reason}")
         sink = JsonLines(self.folder / rundir.METRICS)
-        sink.write({"kind": "event", "event": "died", "learner": rank, "time": time.time(), "reason": reason})
+        event = {"kind": "event", "event": "died", "learner": rank, "reason": reason}
+        sink.write(event | {"elapsed_s": display.elapsed_s, "place": display.place})
         sink.close()
 
     def _last_words(self, rank: int) -> str:

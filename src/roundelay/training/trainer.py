@@ -76,6 +76,8 @@ class Trainer:
         with Learner(self.module, self.optimizer, strategy, self.world.transport()) as self.learner:
             if past.state is not None:
                 self._restore(past.state)
+                if self.world.rank == 0:
+                    self._write({"kind": "event", "event": "resumed", "place": self.judge.newest})
             finished = self._train(self.plan.draws(past.position, past.used, self._coordinator))
             self._save_the_end() if finished else self._save_the_stop()
         self.checkpoints.close()

@@ -1,0 +1,213 @@
+"""Real runs by the command line: killed, interrupted, resumed, resumed by others, and with a file altered."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from roundelay.cli import main
+from roundelay.training import checkpoint
+
+PATIENCE_S = 100.0
+COMMAND = [sys.executable, "-m", "roundelay", "train", "tiny"]
+RUN = ["--strategy", "dpsgd", "--epochs", "6", "--set", "checkpoint.every_epochs=1", "--set", "checkpoint.keep=3"]
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, "--out", str(folder), *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+@contextlib.contextmanager
+def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A run in the background; whatever happens, nothing of it is left."""
+    process = subprocess.Popen(
+        [*COMMAND, "--out", str(folder), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            kill(process)
+        process.communicate()
+
+
+def wait_for_checkpoints(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while len(list(folder.glob("checkpoints/*/manifest.json"))) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    for pid in [*children(process.pid), process.pid]:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    ended = train(folder, *RUN)
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A run whose processes were all killed somewhere in an epoch, after its second checkpoint."""
+    folder = tmp_path_factory.mktemp("killed") / "run"
+    with started(folder, *RUN, "--slow", "0:30") as process:
+        wait_for_checkpoints(folder, 2, process)
+        kill(process)
+    return folder
+
+
+@pytest.fixture
+def copy_of(tmp_path):
+    def copied(folder: Path) -> Path:
+        return Path(shutil.copytree(folder, tmp_path / "run"))
+
+    return copied
+
+
+def test_a_finished_run_leaves_a_model_and_what_it_is_worth(whole):
+    results = json.loads((whole / "results.json").read_text())
+    assert results["test"]["accuracy"] > 0.8
+    assert (whole / "model.safetensors").exists()
+    assert len(list((whole / "logs").glob("learner-*.log"))) == 4
+
+
+def test_a_run_killed_in_the_middle_of_an_epoch_resumes_bit_identically(whole, killed, copy_of):
+    folder = copy_of(killed)
+    assert not (folder / "model.safetensors").exists()
+    ended = train(folder, "--resume", "--slow", "")
+    assert ended.returncode == 0, ended.stderr
+    assert "going on with" in ended.stderr
+    assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_three_learners_go_on_where_four_were(killed, copy_of):
+    folder = copy_of(killed)
+    ended = train(folder, "--resume", "--slow", "", "--learners", "3")
+    assert ended.returncode == 0, ended.stderr
+    results = json.loads((folder / "results.json").read_text())
+    assert results["learners"] == 3
+    assert results["test"]["accuracy"] > 0.8
+    assert "3 learners go on from the mean of the 4 that saved" in (folder / "logs" / "learner-0.log").read_text()
+
+
+def test_a_flipped_byte_is_refused_by_name_and_the_previous_checkpoint_offered(killed, copy_of):
+    folder = copy_of(killed)
+    first, *_, last = checkpoint.complete(folder / "checkpoints")
+    path = last.path(2)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+    ended = train(folder, "--resume")
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert f"{last.folder.name}/learner-2.safetensors' is torn or altered" in ended.stderr
+    assert "is whole: --resume" in ended.stderr
+    assert checkpoint.choose(folder / "checkpoints", first.place).place == first.place
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
+def test_a_signal_ends_a_run_with_a_checkpoint_and_the_way_to_go_on(tmp_path, number, code):
+    folder = tmp_path / "run"
+    with started(folder, *RUN, "--strategy", "adpsgd", "--slow", "0:30,1:30,2:30,3:30") as process:
+        wait_for_checkpoints(folder, 1, process)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == code, said
+    assert "stopped and saved; go on with:" in said
+    assert "--resume" in said
+    newest = checkpoint.choose(folder / "checkpoints")
+    assert sorted(newest.files) == [0, 1, 2, 3]
+
+
+def test_a_learner_that_dies_does_not_take_an_asynchronous_run_down(tmp_path):
+    folder = tmp_path / "run"
+    with started(folder, *RUN, "--strategy", "adpsgd", "--slow", "0:20,1:20,2:20,3:20") as process:
+        wait_for_checkpoints(folder, 1, process)
+        os.kill(children(process.pid)[2], signal.SIGKILL)
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, said
+    assert "learner 2 is gone, killed by SIGKILL" in said
+    assert json.loads((folder / "results.json").read_text())["test"]["accuracy"] > 0.7
+
+
+@pytest.mark.slow
+def test_with_a_learner_ten_times_slower_every_sample_is_used_exactly_once_an_epoch(tmp_path):
+    folder = tmp_path / "run"
+    ended = train(folder, "--epochs", "3", "--slow", "0:10", "--set", "data.sharding=dynamic")
+    assert ended.returncode == 0, ended.stderr
+    last = checkpoint.choose(folder / "checkpoints")
+    used = [checkpoint.read_state(last.path(learner))["used"].tolist() for learner in range(4)]
+    assert Counter(number for numbers in used for number in numbers) == Counter(range(3 * 82))
+    assert len(used[0]) < min(map(len, used[1:]))
+
+
+@pytest.mark.slow
+def test_under_torchrun_the_command_joins_what_is_there(tmp_path):
+    folder = tmp_path / "run"
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "roundelay",
+        "train",
+        "tiny",
+    ]
+    words = ["--out", str(folder), "--epochs", "4", "--group-size", "2"]
+    ended = subprocess.run([*torchrun, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((folder / "results.json").read_text())["learners"] == 2
+
+
+def test_a_run_is_not_overwritten(whole):
+    ended = train(whole, *RUN)
+    assert ended.returncode == 2
+    assert "holds a run already; go on with it by --resume, or choose another --out" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--strategy", "adpsg"], "strategy must be one of adpsgd, dpsgd"),
+        (["--set", "data.bach=3"], "unknown key 'data.bach'"),
+        (["--set", "data.batch"], "--set needs KEY=VALUE"),
+        (["--learners", "0"], "learners must be at least 1, got 0"),
+        (["--resume"], "there is no run in"),
+    ],
+)
+def test_wrong_input_is_one_line_and_starts_nothing(tmp_path, words, message, capsys):
+    folder = tmp_path / "run"
+    assert main(["train", "tiny", "--out", str(folder), *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not folder.exists()

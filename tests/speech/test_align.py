@@ -1,7 +1,5 @@
 """Forced alignment against exhaustive search; a start from transcripts against the truth that made the frames."""
 
-from statistics import NormalDist
-
 import numpy as np
 import pytest
 
@@ -10,14 +8,10 @@ pytest.importorskip("kaldi_decoder")
 from tiny_speech import LEXICON, cheapest
 
 from roundelay.speech.align import (
-    Gaussians,
-    Statistics,
     aligned,
     alignment_graphs,
-    discriminant_axes,
     flat_start,
     forced_alignment,
-    scatter,
     uniform_alignment,
 )
 from roundelay.speech.graph import alignment_graph
@@ -57,32 +51,6 @@ def test_uniform_shares_are_equal_and_begin_and_end_in_silence():
     assert set(np.bincount(labels)) <= {0, 3, 6}
     with pytest.raises(SpeechError, match="7 frames are too few for the 8 states"):
         uniform_alignment(7, ["TO"], LEXICON, TYING)
-
-
-def test_gaussians_have_the_moments_of_their_frames_and_the_density_of_the_standard_library():
-    rng = np.random.default_rng(0)
-    frames = rng.standard_normal((90, 3)).astype(np.float32) * [1, 2, 3]
-    labels = np.repeat([0, 1, 0], 30).astype(np.int32)
-    fitted = Gaussians.fit(Statistics.of([frames[:40], frames[40:]], [labels[:40], labels[40:]], 3))
-    assert fitted.mean_SD[1] == pytest.approx(frames[labels == 1].mean(axis=0))
-    assert fitted.variance_SD[0] == pytest.approx(frames[labels == 0].var(axis=0))
-    assert fitted.mean_SD[2] == pytest.approx(frames.mean(axis=0))  # a state without frames
-    axes = [NormalDist(m, v**0.5) for m, v in zip(fitted.mean_SD[0], fitted.variance_SD[0], strict=True)]
-    density = [sum(np.log(axis.pdf(x)) for axis, x in zip(axes, frame, strict=True)) for frame in frames.tolist()]
-    assert fitted.log_likelihoods(frames)[:, 0] == pytest.approx(density, abs=1e-4)
-
-
-def test_discriminant_axes_find_the_direction_of_difference_and_whiten_the_rest():
-    rng = np.random.default_rng(1)
-    labels = rng.integers(0, 2, 4000).astype(np.int32)
-    frames = rng.standard_normal((4000, 3)) * [1, 10, 3]
-    frames[:, 0] += 4 * labels
-    _, covariance = scatter([frames])
-    axes = discriminant_axes(covariance, Statistics.of([frames], [labels], 2), 2)
-    first = axes[:, 0] / np.linalg.norm(axes[:, 0])
-    assert abs(first[0]) > 0.99
-    within = [np.cov((frames @ axes)[labels == i], rowvar=False) for i in range(2)]
-    assert np.mean(within, axis=0) == pytest.approx(np.eye(2), abs=0.1)
 
 
 def made_up(rng, words):

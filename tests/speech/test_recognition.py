@@ -8,18 +8,15 @@ import pytest
 pytest.importorskip("kaldi_decoder")
 
 from roundelay.speech.align import (
-    Gaussians,
-    Statistics,
     aligned,
     alignment_graphs,
-    discriminant_axes,
     flat_start,
-    scatter,
 )
 from roundelay.speech.cache import DataError
 from roundelay.speech.corpora.an4 import an4
 from roundelay.speech.decode import Decoder, Scales, decode_all, word_times
 from roundelay.speech.feature_set import features
+from roundelay.speech.gaussians import Gaussians, Statistics, discriminant_axes, scatter
 from roundelay.speech.graph import decoding_graph
 from roundelay.speech.hmm import Monophones, frame_labels, self_loops
 from roundelay.speech.lexicon import Lexicon

@@ -100,8 +100,10 @@ class VirtualClock:
             del self._running[ended]
             raise
         else:
-            waiting = wanted if isinstance(wanted, Future) else self.after(wanted)
-            waiting.add_done_callback(lambda heard: self._schedule(process, ended, heard))
+            if isinstance(wanted, Future):
+                wanted.add_done_callback(lambda heard: self._schedule(process, ended, heard))
+            else:
+                self.call_later(wanted, lambda: self._resume(process, ended, None, None))
 
     def _schedule(self, process: Process, ended: Future[None], heard: Future[Any]) -> None:
         error = heard.exception()

@@ -54,18 +54,6 @@ class Links:
         """Where `learner` is."""
         return learner // self.node_size
 
-    def near(self, a: int, b: int) -> bool:
-        """Whether two learners share a node."""
-        return self.node(a) == self.node(b)
-
-    def latency_between(self, a: int, b: int) -> float:
-        """Alpha of one link."""
-        return self.inside_latency_s if self.near(a, b) else self.latency_s
-
-    def busy_s(self, a: int, b: int, nbytes: float) -> float:
-        """For how long a message occupies its ports."""
-        return nbytes / (self.inside_bandwidth_Bps if self.near(a, b) else self.bandwidth_Bps)
-
     def allreduce_s(self, nbytes: float, members: range | tuple[int, ...]) -> float:
         """A ring inside each node, and one between nodes."""
         nodes: dict[int, int] = {}
@@ -74,6 +62,29 @@ class Links:
         g, G = max(nodes.values()), len(nodes)
         inside = 2 * (g - 1) * (self.inside_latency_s + nbytes / g / self.inside_bandwidth_Bps)
         return inside + 2 * (G - 1) * (self.latency_s + nbytes / G / self.bandwidth_Bps)
+
+
+class Ports:
+    """Who is busy until when: messages queue at the sender's port and at the receiver's."""
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+        self._free_at: dict[tuple[bool, bool, int], float] = {}  # (near, outwards, learner or node)
+
+    def arrival(self, sender: int, receiver: int, nbytes: float, now: float) -> float:
+        """When a message that is sent now arrives; its ports are busy until it is through."""
+        links, free_at = self.links, self._free_at
+        a, b = sender // links.node_size, receiver // links.node_size
+        if a == b:
+            out, into, busy_s = (True, True, sender), (True, False, receiver), nbytes / links.inside_bandwidth_Bps
+            latency_s = links.inside_latency_s
+        else:
+            out, into, busy_s = (False, True, a), (False, False, b), nbytes / links.bandwidth_Bps
+            latency_s = links.latency_s
+        sent = free_at[out] = max(now, free_at.get(out, 0.0)) + busy_s
+        # The switch keeps what the receiver's port cannot take yet, so that nobody queues behind another's receiver.
+        received = free_at[into] = max(sent, free_at.get(into, 0.0) + busy_s)
+        return received + latency_s
 
 
 class ModelledNetwork(MemoryNetwork):
@@ -93,7 +104,7 @@ class ModelledNetwork(MemoryNetwork):
     def __init__(self, clock: VirtualClock, size: int, links: Links, model_bytes: float | None = None) -> None:
         super().__init__(clock, size, latency_s=links.latency_s, bandwidth_Bps=links.bandwidth_Bps)
         self.links, self.model_bytes = links, model_bytes
-        self._free_at: dict[tuple[str, int], float] = {}  # when a port has sent or received what it has in hand
+        self._ports = Ports(links)
         self._frozen: dict[int, float] = {}  # until when
         self._half_collective_s = 0.0
 
@@ -116,19 +127,8 @@ class ModelledNetwork(MemoryNetwork):
         """Queue at both ports, travel, arrive: if both ends and the link still stand then."""
         now, counted = self.clock.now(), self.counted(nbytes)
         self.transports[sender].traffic.sent(receiver, int(counted))
-        arrival = self._transfer(sender, receiver, counted, now)
+        arrival = self._ports.arrival(sender, receiver, counted, now)
         self.clock.call_later(arrival - now, lambda: self._arrive(sender, receiver, int(counted), action))
-
-    def _transfer(self, sender: int, receiver: int, nbytes: float, now: float) -> float:
-        """When a message that is sent now arrives; its ports are busy until it is through."""
-        near, node = self.links.near(sender, receiver), self.links.node
-        out = ("out", sender) if near else ("node out", node(sender))
-        into = ("in", receiver) if near else ("node in", node(receiver))
-        busy_s = self.links.busy_s(sender, receiver, nbytes)
-        sent = self._free_at[out] = max(now, self._free_at.get(out, 0.0)) + busy_s
-        # The switch keeps what the receiver's port cannot take yet, so that nobody queues behind another's receiver.
-        received = self._free_at[into] = max(sent, self._free_at.get(into, 0.0) + busy_s)
-        return received + self.links.latency_between(sender, receiver)
 
     def _arrive(self, sender: int, receiver: int, nbytes: int, action: Callable[[], None]) -> None:
         thaw = max(self._frozen.get(sender, 0.0), self._frozen.get(receiver, 0.0)) - self.clock.now()

@@ -92,6 +92,11 @@ class StackedLearners:
         assert self._mixing is not None
         return torch.from_numpy(self._mixing.matrix(round))
 
+    @property
+    def mixes(self) -> bool:
+        """Whether weights are averaged, and not only gradients."""
+        return self._mixing is not None
+
     def flat(self) -> Tensor:
         """X: one row a learner (n, parameters)."""
         return torch.cat([weight.detach().reshape(self.size, -1) for weight in self.weights.values()], dim=1)

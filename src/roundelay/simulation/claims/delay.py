@@ -135,8 +135,10 @@ CLAIM = Claim(
     name="delay-by-one",
     sentence="With large batches and equally fast learners delay-by-one converges fastest.",
     setting=f"digits, MLP 64-32-10, {LEARNERS} learners x {LARGE} samples, lr {_lr(LARGE, 10**9):g} "
-    f"after {WARM_UP} steps of warm-up, momentum 0.9; a model takes {MODEL_BYTES:g} of a step on a port; virtual time and samples to consensus training loss {TARGET}",
+    f"after {WARM_UP} steps of warm-up, momentum 0.9; a model takes {MODEL_BYTES:g} of a step on a port; virtual time and "
+    f"samples to consensus training loss {TARGET}",
     differs="a batch of 1,024 is two thirds of these data, as 8,192 is not of 2,000 hours; the time of a model relative "
-    "to a step is ours, and nothing of the gradient allreduce is hidden behind backward (the figure with all of it hidden is given too)",
+    "to a step is ours, and nothing of the gradient allreduce is hidden behind backward "
+    "(the figure with all of it hidden is given too)",
     experiment=experiment,
 )

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from roundelay.errors import RoundelayError
+from roundelay.simulation.compute import constant, frozen, lognormal, slow_period, slowed, trace
+
+
+def test_lognormal_times_have_the_mean_and_spread_asked_for():
+    compute = lognormal(0.3, 0.2, seed=1)
+    times = np.array([compute(learner, step, 0.0) for learner in range(20) for step in range(500)])
+    assert times.mean() == pytest.approx(0.3, rel=0.01)  # 10,000 draws: a standard error of 0.2 %
+    assert times.std() == pytest.approx(0.06, rel=0.05)
+
+
+def test_times_are_a_pure_function_of_seed_learner_and_step():
+    assert lognormal(1.0, 0.1, seed=3)(5, 700, 0.0) == lognormal(1.0, 0.1, seed=3)(5, 700, 9.0)
+    assert lognormal(1.0, 0.1, seed=3)(5, 700, 0.0) != lognormal(1.0, 0.1, seed=4)(5, 700, 0.0)
+    assert lognormal(1.0, 0.1)(0, 0, 0.0) != lognormal(1.0, 0.1)(1, 0, 0.0)
+
+
+def test_only_the_slow_learners_are_slow():
+    compute = slowed(constant(2.0), {1: 10.0, 3: 1.5})
+    assert [compute(learner, 0, 0.0) for learner in range(4)] == [2.0, 20.0, 2.0, 3.0]
+
+
+def test_a_slow_period_begins_and_ends():
+    compute = slow_period(constant(1.0), learner=0, factor=5.0, begin_s=10.0, end_s=20.0)
+    assert [compute(0, 0, now) for now in (9.9, 10.0, 19.9, 20.0)] == [1.0, 5.0, 5.0, 1.0]
+    assert compute(1, 0, 15.0) == 1.0
+
+
+def test_a_frozen_learner_loses_the_time_in_the_step_it_is_in():
+    compute = frozen(constant(1.0), learner=2, at_s=3.5, for_s=7.0)
+    assert [compute(2, 0, now) for now in (2.0, 3.0, 4.0)] == [1.0, 8.0, 1.0]
+    assert compute(0, 0, 3.0) == 1.0
+
+
+def test_a_trace_is_played_again_and_again():
+    compute = trace([[0.1, 0.2], [0.3]])
+    assert [compute(0, step, 0.0) for step in range(4)] == [0.1, 0.2, 0.1, 0.2]
+    assert compute(1, 7, 0.0) == 0.3
+
+
+def test_an_empty_trace_names_the_learner():
+    with pytest.raises(RoundelayError, match="learner 1"):
+        trace([[0.1], []])

@@ -1,0 +1,41 @@
+"""`roundelay transcribe`: what is said in audio files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add = parser.add_argument
+    add("run", metavar="RUN", type=Path, help="the directory of a finished run of speech recognition")
+    add("files", metavar="FILE", type=Path, nargs="+", help="audio: WAV, FLAC, sphere, ...; any rate, any channels")
+    add("--json", action="store_true", help="print JSON, with the times of the words")
+
+
+def run(args: argparse.Namespace) -> int:
+    """A line for each file; a file that cannot be used is named on stderr and makes the exit code 1."""
+    from roundelay.speech.recognise import Recogniser, transcribed
+    from roundelay.training.finished import FinishedRun
+
+    recogniser = Recogniser.of_run(FinishedRun.read(args.run))
+    said, problems = transcribed(recogniser, args.files)
+    if args.json:
+        document = [
+            {
+                "file": str(path),
+                "text": " ".join(hypothesis.words),
+                "words": [[word, start, start + length] for word, start, length in recogniser.word_times(hypothesis)],
+            }
+            for path, hypothesis in said.items()
+        ]
+        print(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        for path, hypothesis in said.items():
+            print(f"{path}: {' '.join(hypothesis.words)}")
+    for problem in problems:
+        print(f"roundelay: {problem}", file=sys.stderr)
+    return 1 if problems else 0

@@ -1,0 +1,73 @@
+"""What a finished run is worth in words: decode a split, score it, and leave the field's usual files in the run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from roundelay.speech.corpora.manifest import manifest
+from roundelay.speech.corpus import Utterance
+from roundelay.speech.features import SHIFT_S
+from roundelay.speech.hub5 import Turn, hub5
+from roundelay.speech.lexicon import SpeechError
+from roundelay.speech.prepare import corpus_of
+from roundelay.speech.recognise import Recogniser, frames_of, references
+from roundelay.speech.score import score, write_scores
+from roundelay.speech.segments import Segments, write_ctm
+from roundelay.training.finished import FinishedRun
+
+
+def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, Any]:
+    """WER and what belongs to it of one split of the run's corpus, or of the manifest folder `data`.
+
+    Writes recogs-*.txt, errs-*.txt, words-*.ctm and evaluation-*.json into the run. `real_time_factor` is the time of network
+    and search over that of the speech, on all processors that this process may use.
+    """
+    recogniser = Recogniser.of_run(FinishedRun.read(run))
+    corpus = manifest(data) if data else corpus_of(recogniser.config)
+    chosen = corpus.split(split)
+    frames = frames_of(corpus, chosen, recogniser.config)
+    began = time.perf_counter()
+    said = recogniser.recognised(frames)
+    elapsed_s = time.perf_counter() - began
+    result = score(references(chosen), {name: hypothesis.words for name, hypothesis in said.items()})
+    suffix = f"{corpus.name}-{split}" if data else split
+    write_scores(run, suffix, result)
+    times = {name: recogniser.word_times(hypothesis) for name, hypothesis in said.items()}
+    write_ctm(run / f"words-{suffix}.ctm", times)
+    speech_s = sum(map(len, frames.values())) * SHIFT_S
+    figures = {
+        "corpus": corpus.name,
+        "split": split,
+        "utterances": len(chosen),
+        **result.to_json(),
+        "real_time_factor": elapsed_s / max(speech_s, SHIFT_S),
+        "unknown_words": dict(recogniser.lexicon.unknown(utterance.text for utterance in chosen)),
+        "unusable": len(chosen) - len(frames),
+        "scales": asdict(recogniser.scales),
+    }
+    if corpus.stm and corpus.glm and split == "test":
+        turns = _turns(chosen, times)
+        figures["hub5"] = _hub5(turns, corpus.stm, corpus.glm, run / "hub5")
+    (run / f"evaluation-{suffix}.json").write_text(json.dumps(figures, indent=2))
+    return figures
+
+
+def _turns(utterances: Sequence[Utterance], times: Mapping[str, Segments]) -> list[Turn]:
+    return [
+        Turn(utterance.audio.stem, "AB"[utterance.channel or 0], utterance.start_s, times[utterance.id])
+        for utterance in utterances
+        if utterance.audio and utterance.id in times
+    ]
+
+
+def _hub5(turns: Sequence[Turn], stm: Path, glm: Path, folder: Path) -> dict[str, Any]:
+    """NIST's own scores of both parts; without its programs, why there are none."""
+    try:
+        return {part: asdict(found) | {"wer": found.wer} for part, found in hub5(turns, stm, glm, folder).items()}
+    except SpeechError as error:
+        return {"error": str(error)}

@@ -1,0 +1,93 @@
+"""The papers' acoustic model: bidirectional LSTMs, a linear bottleneck, and a softmax over the states of the HMM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+
+from roundelay.speech.hmm import Floats
+from roundelay.training.config import at_least
+
+FRAMES_AT_ONCE = 8000  # of several utterances, padding included: enough to keep the processor busy, and little memory
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the model.
+
+    Attributes:
+        layers: of LSTMs; the papers have 6.
+        width: of a layer in each direction; 512 in the papers.
+        bottleneck: of the linear layer before the softmax; 256 in the papers.
+        dropout: of every layer's output, while training.
+    """
+
+    layers: int = at_least(1, 2)
+    width: int = at_least(1, 128)
+    bottleneck: int = at_least(1, 64)
+    dropout: float = at_least(0.0, 0.0)
+
+
+class AcousticModel(nn.Module):
+    """frames → (LSTM →, LSTM ←) × layers → bottleneck → logits of log p(s|x).
+
+    >>> papers = AcousticModel(260, 32_000, ModelConfig(layers=6, width=512, bottleneck=256))
+    >>> sum(weight.numel() for weight in papers.parameters())
+    43154944
+    """
+
+    def __init__(self, features: int, states: int, config: ModelConfig) -> None:
+        super().__init__()
+        between = config.dropout if config.layers > 1 else 0.0  # torch warns of dropout that has no layer to act on
+        self.lstm = nn.LSTM(
+            features, config.width, config.layers, batch_first=True, dropout=between, bidirectional=True
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.bottleneck = nn.Linear(2 * config.width, config.bottleneck)
+        self.output = nn.Linear(config.bottleneck, states)
+
+    def forward(self, frames_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        """logits_BTS. With lengths, what lies beyond them is not seen: the backward LSTM begins at each last frame."""
+        if lengths_B is None:
+            hidden_BTH, _ = self.lstm(frames_BTF)
+        else:
+            packed = pack_padded_sequence(frames_BTF, lengths_B, batch_first=True, enforce_sorted=False)
+            hidden_BTH, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
+        return cast(Tensor, self.output(self.bottleneck(self.dropout(hidden_BTH))))
+
+
+@torch.no_grad()
+def log_posteriors(module: nn.Module, frames: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
+    """log p(s|x) of whole utterances, T×S each, in the order given."""
+    was_training = module.training
+    module.eval()
+    found: dict[str, Floats] = {}
+    for names in _batches_of_like_length({name: len(each) for name, each in frames.items()}):
+        lengths_B = torch.tensor([len(frames[name]) for name in names])
+        arrays = [torch.from_numpy(np.asarray(frames[name], dtype=np.float32)) for name in names]
+        scores_BTS = module(pad_sequence(arrays, batch_first=True), lengths_B).log_softmax(-1)
+        found |= {name: scores_BTS[i, : lengths_B[i]].numpy() for i, name in enumerate(names)}
+    module.train(was_training)
+    return {name: found[name] for name in frames}
+
+
+def _batches_of_like_length(lengths: Mapping[str, int]) -> list[list[str]]:
+    """Names, the longest first, in batches of at most FRAMES_AT_ONCE frames after padding (or one utterance).
+
+    >>> _batches_of_like_length({"a": 5000, "b": 100, "c": 4000})
+    [['a'], ['c', 'b']]
+    """
+    batches: list[list[str]] = []
+    for name in sorted(lengths, key=lambda each: -lengths[each]):
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= FRAMES_AT_ONCE:
+            batches[-1].append(name)
+        else:
+            batches.append([name])
+    return batches

@@ -1,0 +1,97 @@
+"""Speech recognition as a task: windows of frames in, states of the HMM out; judged by frames, and in the end by words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from roundelay.speech import prepare
+from roundelay.speech.augment import masked
+from roundelay.speech.model import AcousticModel
+from roundelay.speech.prepare import UNLABELLED, Prepared, SpeechConfig, prepared
+from roundelay.speech.windows import Rows, Windows, windows_of
+from roundelay.training.task import Task
+
+EVALUATION_BATCH = 256  # windows
+
+FramesAndStates = tuple[Tensor, Tensor]  # frames_BTF and states_BT; UNLABELLED does not count
+
+
+class Speech(Task):
+    """A hybrid acoustic model: frame cross-entropy −log p(s|x) over windows of an aligned corpus.
+
+    A sample of training is a window; the samples that `evaluate` counts are frames.
+    """
+
+    Config = SpeechConfig
+    config: SpeechConfig
+
+    def __init__(self, config: SpeechConfig, seed: int) -> None:
+        super().__init__(config, seed)
+        self.prepared: Prepared = prepared(config)
+        self._windows = self._windows_of("train")
+
+    def __reduce__(self) -> tuple[type[Speech], tuple[SpeechConfig, int]]:
+        return type(self), (self.config, self.seed)  # a loader's process maps features and labels itself
+
+    @classmethod
+    def check(cls, config: SpeechConfig) -> None:
+        """Raise ConfigError for settings that cannot work."""
+        prepare.check(config)
+
+    def _windows_of(self, split: str) -> Windows:
+        return windows_of(self.prepared.spans(split), self.config.window)
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def module(self) -> nn.Module:
+        """Bidirectional LSTMs, a bottleneck, and a softmax over the states of the corpus."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return AcousticModel(self.prepared.features.dimension, self.prepared.tying.num_states, self.config.model)
+
+    def batch(self, samples: Sequence[int], generator: torch.Generator) -> FramesAndStates:
+        """Windows, shifted and masked at random."""
+        most = self.config.augment.shift
+        shift = torch.randint(-most, most + 1, (len(samples),), generator=generator).numpy() if most else None
+        frames_BTF, states_BT = self._gathered(*self._windows.rows(np.asarray(samples), shift))
+        return masked(frames_BTF, self.config.features.bins, self.config.augment, generator), states_BT
+
+    def _gathered(self, rows_BT: Rows, counts_BT: Any) -> FramesAndStates:  # noqa: ANN401  # a NumPy array
+        frames_BTF = self.prepared.features.frames_NF[rows_BT].astype(np.float32)
+        states_BT = np.where(counts_BT, self.prepared.labels_N[rows_BT], UNLABELLED).astype(np.int64)
+        return torch.from_numpy(frames_BTF), torch.from_numpy(states_BT)
+
+    def loss(self, module: nn.Module, batch: FramesAndStates) -> Tensor:
+        """Cross-entropy per frame."""
+        frames_BTF, states_BT = batch
+        return cross_entropy(module(frames_BTF).flatten(0, 1), states_BT.flatten(), ignore_index=UNLABELLED)
+
+    def evaluate(self, module: nn.Module, split: str, part: int = 0, parts: int = 1) -> dict[str, float]:
+        """Frames, their cross-entropy, and how many of them get the right state; in windows as in training."""
+        windows = self._windows_of(split)
+        device = next(module.parameters()).device
+        sums = dict.fromkeys(("samples", "loss", "accuracy"), 0.0)
+        chosen = np.arange(part, len(windows), parts)
+        for first in range(0, len(chosen), EVALUATION_BATCH):
+            which = chosen[first : first + EVALUATION_BATCH]
+            frames_BTF, states_BT = self.to_device(self._gathered(*windows.rows(which)), device)
+            logits, states = module(frames_BTF).flatten(0, 1), states_BT.flatten()
+            sums["samples"] += float((states != UNLABELLED).sum())
+            sums["loss"] += float(cross_entropy(logits, states, ignore_index=UNLABELLED, reduction="sum"))
+            sums["accuracy"] += float((logits.argmax(1) == states).sum())
+        return sums
+
+    @classmethod
+    def evaluate_run(cls, run: Path, split: str, data: Path | None = None) -> dict[str, Any]:
+        """Decode a split of the run's corpus, or of the one in the folder `data`, with the run's mean model."""
+        from roundelay.speech.evaluation import evaluate_run
+
+        return evaluate_run(run, split, data)

@@ -60,6 +60,9 @@ FLAGS = {
         "--resume",
         "--show-config",
     ],
+    "evaluate": ["RUN", "--split", "--corpus", "--json"],
+    "transcribe": ["RUN", "FILE", "--json"],
+    "align": ["RUN", "--corpus", "--out"],
     "report": ["RUN", "--out"],
     "topology": ["NAME", "--learners", "--seed", "--degree", "--draw", "--plot", "--json"],
     "advise": [

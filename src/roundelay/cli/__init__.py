@@ -13,6 +13,9 @@ from roundelay.errors import RoundelayError, UsageError, unknown
 
 COMMANDS = {
     "train": "train a recipe with several learners; watch, stop and resume it",
+    "evaluate": "figures of a run's mean model on held-out data; speech is decoded and scored",
+    "transcribe": "what was said in audio files, by a run's model",
+    "align": "times of phones and words, by a run's model",
     "report": "one page about one run or several, to look at in a browser",
     "topology": "spectral gap, cost and picture of a topology, or of all of them side by side",
     "advise": "which strategy on which topology suits a cluster, and why",
@@ -46,7 +49,7 @@ def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
         if name in commands:
             module = importlib.import_module(f"roundelay.cli.{name}")
             module.add_arguments(command)
-            command.set_defaults(run=module.run)
+            command.set_defaults(call=module.run)
     return parser
 
 
@@ -62,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command is None:
             parser.print_help()
             return 0
-        code: int | None = args.run(args)
+        code: int | None = args.call(args)
         sys.stdout.flush()
     except RoundelayError as error:
         print(f"roundelay: error: {error}", file=sys.stderr)

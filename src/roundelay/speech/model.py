@@ -38,7 +38,8 @@ class ModelConfig:
 class AcousticModel(nn.Module):
     """frames → (LSTM →, LSTM ←) × layers → bottleneck → logits of log p(s|x).
 
-    >>> papers = AcousticModel(260, 32_000, ModelConfig(layers=6, width=512, bottleneck=256))
+    >>> with torch.device("meta"):
+    ...     papers = AcousticModel(260, 32_000, ModelConfig(layers=6, width=512, bottleneck=256))
     >>> sum(weight.numel() for weight in papers.parameters())
     43154944
     """

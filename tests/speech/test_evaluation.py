@@ -1,0 +1,160 @@
+"""A finished run, from words to files: train on tones, decode, transcribe, align, train again on that."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import soundfile
+
+pytest.importorskip("kaldi_decoder")
+
+from runs import run_in_threads, tiny_config
+from tones import WORDS, RATE_Hz, spoken, tones_config, write_tones
+
+from roundelay.cli import Parser, align, evaluate, transcribe
+from roundelay.errors import ConfigError, UsageError
+from roundelay.speech.corpora.manifest import manifest
+from roundelay.speech.recognise import Recogniser
+from roundelay.speech.segments import read_ctm
+from roundelay.training.finished import FinishedRun
+
+pytestmark = pytest.mark.usefixtures("tones_cache")
+
+
+def command(module, *words):
+    parser = Parser()
+    module.add_arguments(parser)
+    return module.run(parser.parse_args([str(word) for word in words]))
+
+
+def figures_of(capsys, *words):
+    command(evaluate, *words, "--json")
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_short_run_on_tones_makes_few_errors(tones_run, capsys):
+    figures = figures_of(capsys, tones_run)
+    assert figures["wer"] < 0.15
+    assert figures["words"] == 18
+    assert figures["split"] == "test"
+    errors = figures["insertions"] + figures["deletions"] + figures["substitutions"]
+    assert figures["wer"] == errors / 18
+    assert figures["ci95"][0] <= figures["wer"] <= figures["ci95"][1]
+    assert figures["real_time_factor"] > 0
+    assert figures["unknown_words"] == {}
+
+
+def test_it_leaves_transcripts_errors_and_times_in_the_run(tones_run, capsys):
+    figures = figures_of(capsys, tones_run)
+    lines = (tones_run / "recogs-test.txt").read_text().splitlines()
+    assert len(lines) == 2 * figures["utterances"] == 12
+    assert (tones_run / "errs-test.txt").read_text().startswith(f"%WER {100 * figures['wer']:.2f}")
+    assert set(read_ctm(tones_run / "words-test.ctm")) <= {f"test{n:03}" for n in range(6)}
+    assert json.loads((tones_run / "evaluation-test.json").read_text()) == figures
+
+
+def test_people_get_a_table(tones_run, capsys):
+    command(evaluate, tones_run, "--split", "valid")
+    said = capsys.readouterr().out
+    assert said.startswith("WER ")
+    assert "recogs-valid.txt" in said
+
+
+def test_scales_are_tuned_on_the_validation_split_once(tones_run, capsys, monkeypatch):
+    figures = figures_of(capsys, tones_run)
+    kept = json.loads((tones_run / "recogniser" / "scales.json").read_text())
+    assert kept["scales"] == figures["scales"]
+    monkeypatch.setattr("roundelay.speech.recognise.tuned", lambda *_: pytest.fail("tuned again"))
+    Recogniser.of_run(FinishedRun.read(tones_run))
+
+
+def test_a_corpus_that_the_run_never_saw(tones_run, tmp_path, capsys):
+    unseen = write_tones(tmp_path / "unseen", alignments=False, seed=7, counts={"test": 4})
+    table = (unseen / "manifest.tsv").read_text()
+    shutil.copy(unseen / "wav" / "test000.wav", unseen / "wav" / "odd.wav")
+    (unseen / "manifest.tsv").write_text(table + "wav/gone.wav\ttest\tx\tABBA\nwav/odd.wav\ttest\tx\tXYLOPHONE\n")
+    figures = figures_of(capsys, tones_run, "--corpus", unseen)
+    assert figures["corpus"] == "unseen"
+    assert figures["words"] == 13  # a file that is not there is no utterance; `roundelay corpus` names it
+    assert figures["unknown_words"] == {"XYLOPHONE": 1}
+    assert (tones_run / "recogs-unseen-test.txt").is_file()
+    with pytest.raises(ValueError, match="no split 'valid'"):
+        figures_of(capsys, tones_run, "--corpus", unseen, "--split", "valid")
+
+
+def test_any_audio_file_is_transcribed_and_a_broken_one_named(tones_run, tmp_path, capsys):
+    phones = ["SIL", *["C", "A", "B"], *["B", "C"], "SIL"]
+    mono = spoken(phones, np.random.default_rng(5)).astype(np.float32)
+    stereo = np.repeat(np.stack([mono, mono], axis=1), 2, axis=0)  # 32 kHz by holding each sample
+    soundfile.write(tmp_path / "stereo.flac", stereo, 2 * RATE_Hz)
+    soundfile.write(tmp_path / "mono.wav", mono, RATE_Hz)
+    (tmp_path / "broken.wav").write_bytes(b"no sound")
+    code = command(transcribe, tones_run, *(tmp_path / name for name in ("mono.wav", "broken.wav", "stereo.flac")))
+    said = capsys.readouterr()
+    assert code == 1
+    assert said.out.splitlines() == [f"{tmp_path}/mono.wav: CAB BACK", f"{tmp_path}/stereo.flac: CAB BACK"]
+    assert "unreadable file" in said.err
+
+
+def test_transcripts_in_json_have_times(tones_run, tones_folder, capsys):
+    assert command(transcribe, tones_run, tones_folder / "wav" / "test000.wav", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["text"].split() == [word for word, _, _ in found["words"]]
+    starts = [start for _, start, _ in found["words"]]
+    assert starts == sorted(starts)
+
+
+def test_realignment_is_one_command_and_its_times_can_be_trained_on(tones_run, tones_folder, tmp_path, capsys):
+    command(align, tones_run, "--out", tmp_path)
+    assert "36 of 36 utterances are aligned" in capsys.readouterr().out
+    given = {u.id: u.phones for u in manifest(tones_folder).utterances}
+    found = read_ctm(tmp_path / "phones.ctm")
+    offsets = [
+        abs(a - b)
+        for name, phones in found.items()
+        if phones.symbols == given[name].symbols
+        for a, b in zip(phones.starts_s, given[name].starts_s, strict=True)
+    ]
+    assert len(offsets) > 300
+    assert np.median(offsets) <= 0.02
+    words = read_ctm(tmp_path / "words.ctm")["train000"]
+    assert " ".join(words.symbols) == manifest(tones_folder)["train000"].text
+    assert tones_config(tones_folder, labels=str(tmp_path)).settings.labels == str(tmp_path)
+
+
+def test_a_run_can_be_moved_away_from_its_corpus(tones_run, tmp_path, capsys):
+    figures_of(capsys, tones_run)
+    moved = tmp_path / "moved"
+    shutil.copytree(tones_run, moved)
+    path = moved / "config.json"
+    described = json.loads(path.read_text())
+    described["settings"]["data"] = "/nowhere"
+    path.write_text(json.dumps(described))
+    phones = ["SIL", *["A", "B", "A"], "SIL"]
+    soundfile.write(tmp_path / "a.wav", spoken(phones, np.random.default_rng(1)), RATE_Hz)
+    command(transcribe, moved, tmp_path / "a.wav")
+    assert set(capsys.readouterr().out.split(": ")[1].split()) <= set(WORDS)
+
+
+def test_runs_of_other_tasks_are_judged_by_their_own_figures(tmp_path, capsys):
+    run_in_threads(tiny_config(learners=1, strategy="allreduce", budget={"epochs": 1.0}), tmp_path / "run")
+    figures = figures_of(capsys, tmp_path / "run", "--split", "test")
+    kept = json.loads((tmp_path / "run" / "results.json").read_text())["test"]
+    assert figures["samples"] == 247
+    assert figures["accuracy"] == pytest.approx(kept["accuracy"])
+    assert figures["loss"] == pytest.approx(kept["loss"], rel=1e-5)
+    with pytest.raises(ConfigError, match="did you mean 'test'"):
+        figures_of(capsys, tmp_path / "run", "--split", "tset")
+    with pytest.raises(UsageError, match="--corpus is for runs of speech"):
+        figures_of(capsys, tmp_path / "run", "--corpus", tmp_path)
+    with pytest.raises(ConfigError, match="no run of speech recognition but of Digits"):
+        Recogniser.of_run(FinishedRun.read(tmp_path / "run"))
+
+
+def test_a_folder_without_a_finished_run_is_refused(tmp_path, tones_run):
+    with pytest.raises(ConfigError, match="holds no run"):
+        FinishedRun.read(tmp_path)
+    shutil.copy(tones_run / "config.toml", tmp_path)
+    with pytest.raises(ConfigError, match="is not finished"):
+        FinishedRun.read(tmp_path)

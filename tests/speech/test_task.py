@@ -1,0 +1,69 @@
+"""Speech as a task: windows in, sums over frames out."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("kaldi_decoder")
+
+from tones import tones_config
+
+from roundelay.speech.task import Speech
+
+pytestmark = pytest.mark.usefixtures("tones_cache")
+
+
+@pytest.fixture
+def task(tones_folder):
+    return Speech(tones_config(tones_folder).settings, seed=0)
+
+
+def all_windows(task):
+    return task._gathered(*task._windows.rows(np.arange(len(task))))
+
+
+def test_a_batch_has_windows_of_21_frames_of_120_features(task):
+    frames, states = task.batch([0, 1, 5], torch.Generator().manual_seed(0))
+    assert frames.shape == (3, 21, 120)
+    assert states.shape == (3, 21)
+    assert frames.dtype == torch.float32
+
+
+def test_a_batch_depends_on_its_generator_alone(task):
+    def batch(seed):
+        return task.batch([3, 4], torch.Generator().manual_seed(seed))[0]
+
+    assert torch.equal(batch(1), batch(1))
+    assert not torch.equal(batch(1), batch(2))
+
+
+def test_the_module_is_the_same_on_every_call(task):
+    one, other = task.module(), task.module()
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_the_loss_of_an_untrained_model_is_near_that_of_a_guess(task):
+    loss = float(task.loss(task.module(), all_windows(task)).detach())
+    assert loss == pytest.approx(np.log(task.prepared.tying.num_states), abs=0.2)
+
+
+def test_evaluation_counts_every_frame_once_and_parts_add_up(task):
+    module = task.module().eval()
+    with torch.no_grad():
+        whole = task.evaluate(module, "valid")
+        parts = [task.evaluate(module, "valid", part, 3) for part in range(3)]
+    assert whole["samples"] == sum(last - first for first, last in task.prepared.spans("valid"))
+    for name, total in whole.items():
+        assert sum(part[name] for part in parts) == pytest.approx(total, rel=1e-4)
+
+
+def test_a_split_that_is_not_there_has_no_samples(task):
+    assert task.evaluate(task.module(), "dance") == {"samples": 0.0, "loss": 0.0, "accuracy": 0.0}
+
+
+def test_the_task_travels_to_other_processes_as_its_settings(task):
+    copy = pickle.loads(pickle.dumps(task))
+    assert len(pickle.dumps(task)) < 2000
+    assert torch.equal(all_windows(copy)[0], all_windows(task)[0])

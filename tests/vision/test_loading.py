@@ -30,6 +30,7 @@ def test_prepared_batches_go_round_the_samples_and_are_seeded_by_their_number():
     assert torch.equal(drawn, torch.rand(30, generator=torch.Generator().manual_seed(3)))
 
 
+@pytest.mark.slow  # starts two processes that import torch
 def test_decoding_worker_processes_are_measured(imagenet):
     task = ImageNet(read(ImageNetConfig, {"data": str(imagenet), "model": "resnet18", "image_size": 32}), 0)
     speed = loading_speed(task, batch=20, workers=1, seconds=0.2)

@@ -1,5 +1,6 @@
 import time
 
+import pytest
 import torch
 
 from roundelay.training.config import read

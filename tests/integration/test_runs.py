@@ -19,11 +19,11 @@ import pytest
 from roundelay.cli import main
 from roundelay.training import checkpoint
 
-PATIENCE_S = 100.0
+PATIENCE_S = 240.0
 COMMAND = [sys.executable, "-m", "roundelay", "train", "tiny"]
 RUN = ["--strategy", "dpsgd", "--epochs", "6", "--set", "checkpoint.every_epochs=1", "--set", "checkpoint.keep=3"]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -226,7 +226,7 @@ class Trainer:
                 self._leave(mean, figures)
 
     def _leave(self, mean: nn.Module, figures: dict[str, dict[str, float]]) -> None:
-        tensors = {name: tensor.detach().cpu().clone() for name, tensor in mean.state_dict().items()}
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in mean.state_dict().items()}
         write_whole(self.folder / "model.safetensors", save(tensors))
         config = {"task": self.config.task, "settings": as_table(self.config)["settings"], "seed": self.config.seed}
         write_whole(self.folder / "config.json", json.dumps(config, indent=2).encode())

@@ -10,7 +10,15 @@ from typing import Any
 from roundelay.cli.tables import new_table, say, show, text
 from roundelay.errors import UsageError
 
-EXAMPLES = 3  # transcripts shown
+HEADINGS = {
+    "words": "words",
+    "substitutions": "sub",
+    "deletions": "del",
+    "insertions": "ins",
+    "utterances": "utterances",
+    "sentence_error": "with errors",
+    "real_time_factor": "× real time",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +45,8 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(figures, indent=2))
     elif "wer" in figures:
-        _show_words(figures, args.run)
+        suffix = f"{figures['corpus']}-{args.split}" if args.corpus else args.split
+        _show_words(figures, args.run, suffix)
     else:
         _show_figures(figures)
 
@@ -50,15 +59,13 @@ def _show_figures(figures: dict[str, Any]) -> None:
     show(table)
 
 
-def _show_words(figures: dict[str, Any], run: Path) -> None:
+def _show_words(figures: dict[str, Any], run: Path, suffix: str) -> None:
     low, high = (100 * bound for bound in figures["ci95"])
     say(f"WER {100 * figures['wer']:.2f} % [{low:.2f}, {high:.2f}] on {figures['corpus']}, {figures['split']}:")
-    names = ("words", "substitutions", "deletions", "insertions", "utterances", "sentence_error", "real_time_factor")
-    _show_figures({name.replace("_", " "): figures[name] for name in names})
+    _show_figures({heading: figures[name] for name, heading in HEADINGS.items()})
     unknown = figures["unknown_words"]
     if unknown:
         say(f"Not in the lexicon, so never recognised: {', '.join(list(unknown)[:8])} ({sum(unknown.values())} times).")
     if figures["unusable"]:
         say(f"{figures['unusable']} utterances have no usable audio; their words count as deletions.")
-    suffix = figures["split"] if (run / f"recogs-{figures['split']}.txt").is_file() else "*"
     say(f"Transcripts: {run}/recogs-{suffix}.txt; errors: {run}/errs-{suffix}.txt")

@@ -400,3 +400,24 @@ def test_requests_after_close_fail_instead_of_waiting():
         a.close()
         with pytest.raises(RuntimeError, match="after shutdown"):
             a.call(1, torch.zeros(8, dtype=torch.uint8))
+
+
+def test_a_caller_that_freezes_in_the_middle_of_a_request_does_not_hang_close():
+    with loopback(2, share_memory=False) as (a, b):
+        received = threading.Event()
+        receive = a._payload
+
+        def blocked(connection, header, peer):
+            received.set()
+            return receive(connection, header, peer)
+
+        a._payload = blocked
+        a.serve(lambda peer, request: None)
+        with b._lane(0) as lane:
+            lane.connection.sendall(Header(Kind.CALL, 1000).pack() + b"only the beginning")
+            assert received.wait(PATIENCE_S)
+            closing = threading.Thread(target=a.close)
+            closing.start()
+            a._noticed(sockets.Event.LOST, 1, "no heartbeat")
+            closing.join(PATIENCE_S)
+            assert not closing.is_alive()

@@ -241,8 +241,8 @@ class SocketTransport(Transport):
                 self._threads.discard(thread)
 
         thread = threading.Thread(target=run, name=name, daemon=True)
-        self._threads.add(thread)
         thread.start()
+        self._threads.add(thread)  # after: close() joins what is here, and only a thread that has started can be joined
 
     def _welcome(self, connection: socket.socket) -> None:
         try:
@@ -386,8 +386,9 @@ class SocketTransport(Transport):
             self._news.notify_all()
             if owes_nothing and not known:
                 self._owing_nothing.add(peer)
-            if known or self._closed:
+            if known:
                 return
+            closed = self._closed  # then somebody may still be blocked on this peer, and close() on that
             connections = [connection for connection, whose in self._accepted.items() if whose == peer]
             if (lane := self._lanes.get(peer)) and lane.opened:
                 connections.append(lane.connection)
@@ -398,7 +399,8 @@ class SocketTransport(Transport):
                     connection.shutdown(socket.SHUT_RDWR)
             for future in failing:
                 _settle(future, PeerLostError(peer, reason))
-        self._tell_lost(peer, reason)
+        if not closed:
+            self._tell_lost(peer, reason)
 
     def _fail(self, error: BaseException) -> None:
         """Have the training thread raise `error` where it looks or waits next."""

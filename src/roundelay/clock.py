@@ -93,6 +93,9 @@ class VirtualClock:
             return
         try:
             wanted = process.send(value) if error is None else process.throw(error)
+            while isinstance(wanted, Future) and wanted.done():  # nothing to wait for, so nobody else's turn either
+                error = wanted.exception()
+                wanted = process.throw(error) if error else process.send(wanted.result())
         except StopIteration:
             del self._running[ended]
             ended.set_result(None)

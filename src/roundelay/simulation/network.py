@@ -11,6 +11,7 @@ a ring inside the nodes and one between them; a broadcast is sent along a pipeli
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -64,26 +65,30 @@ class Links:
         return inside + 2 * (G - 1) * (self.latency_s + nbytes / G / self.bandwidth_Bps)
 
 
+_FreeAt = defaultdict[int, float]
+
+
 class Ports:
     """Who is busy until when: messages queue at the sender's port and at the receiver's."""
 
     def __init__(self, links: Links) -> None:
         self.links = links
-        self._free_at: dict[tuple[bool, bool, int], float] = {}  # (near, outwards, learner or node)
+        self._inside: tuple[_FreeAt, _FreeAt] = (defaultdict(float), defaultdict(float))  # out of, into each learner
+        self._between: tuple[_FreeAt, _FreeAt] = (defaultdict(float), defaultdict(float))  # out of, into each node
 
     def arrival(self, sender: int, receiver: int, nbytes: float, now: float) -> float:
         """When a message that is sent now arrives; its ports are busy until it is through."""
-        links, free_at = self.links, self._free_at
+        links = self.links
         a, b = sender // links.node_size, receiver // links.node_size
         if a == b:
-            out, into, busy_s = (True, True, sender), (True, False, receiver), nbytes / links.inside_bandwidth_Bps
-            latency_s = links.inside_latency_s
+            (out, into), a, b = self._inside, sender, receiver
+            busy_s, latency_s = nbytes / links.inside_bandwidth_Bps, links.inside_latency_s
         else:
-            out, into, busy_s = (False, True, a), (False, False, b), nbytes / links.bandwidth_Bps
-            latency_s = links.latency_s
-        sent = free_at[out] = max(now, free_at.get(out, 0.0)) + busy_s
+            out, into = self._between
+            busy_s, latency_s = nbytes / links.bandwidth_Bps, links.latency_s
+        sent = out[a] = max(now, out[a]) + busy_s
         # The switch keeps what the receiver's port cannot take yet, so that nobody queues behind another's receiver.
-        received = free_at[into] = max(sent, free_at.get(into, 0.0) + busy_s)
+        received = into[b] = max(sent, into[b] + busy_s)
         return received + latency_s
 
 

@@ -7,6 +7,7 @@ are hollow, messages carry nothing but count as a whole model, and finished lear
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -84,7 +85,11 @@ def timing(
         if strategies[rank].synchronous:
             raise StrategyError(f"{type(strategies[rank]).__name__} waits for others; time it on a ModelledNetwork")
         clock.spawn(learner(rank), f"learner {rank}")
-    clock.run()
+    gc.disable()  # events hold no cycles, and looking for some among millions of living objects takes a fifth of the time
+    try:
+        clock.run()
+    finally:
+        gc.enable()
     return Timing(ended_s, [strategy.metrics() for strategy in strategies])
 
 

@@ -16,9 +16,9 @@ from roundelay.topology import Mixing, random_ring, ring
 
 BATCH, LR, TARGET = 8, 0.1, 0.5
 SIZES, FACTORS = (16, 64), (1.0, 2.0, 10.0, 100.0)
-LINKS = Links(latency_s=0.05)  # in steps: an exchange takes a tenth of one
+LINKS, MODEL_BYTES = Links(bandwidth_Bps=1.0), 0.05  # in steps: an exchange, a model each way, takes a tenth of one
 PATIENCE_S = 150.0
-LIMIT_S = 40.0
+LIMIT_S = 150.0
 RARE = (8, 9)  # the digits that only the straggler has, in the experiment on the limit
 COPES = 2.0  # "copes": with one learner 100 times slower the target takes at most twice as long
 ASYNCHRONOUS: dict[str, Callable[[int, int], Mixing]] = {
@@ -60,7 +60,7 @@ def _asynchronous(
         _paces(mixing.size, factor),
         seed,
         LINKS,
-        model_bytes=1.0,
+        MODEL_BYTES,
     ).curve(until_s, TARGET if shards is None else 0.0)
 
 
@@ -87,7 +87,7 @@ def experiment(seeds: Sequence[int], progress: Progress) -> Finding:
     seconds: dict[tuple[str, int], list[list[float]]] = {}  # by strategy and size: one row a seed, one entry a factor
     rare: dict[float, list[float]] = {factor: [] for factor in FACTORS}
     waits = {
-        (name, size): [pace(strategy_of, LINKS, 1.0, _paces(size, factor)) for factor in FACTORS]
+        (name, size): [pace(strategy_of, LINKS, MODEL_BYTES, _paces(size, factor)) for factor in FACTORS]
         for name, strategy_of in SYNCHRONOUS.items()
         for size in SIZES
     }

@@ -74,6 +74,6 @@ def test_the_papers_model_learns_from_a_batch_of_windows():
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert abs(losses[0] - np.log(32_000)) < 0.1  # nothing known yet: uniform over the states
     assert losses[2] < losses[1] < losses[0]

@@ -120,7 +120,7 @@ def test_a_death_among_synchronous_learners_is_an_error_that_names_it_or_comes_t
     name, schedule, victim, at
 ):
     victim %= schedule["size"]
-    with pytest.raises(PeerLostError, match=f"lost learner {victim}:"):
+    with pytest.raises(PeerLostError, match=f"lost learner {victim}:"):  # noqa: PT012
         run(name, schedule, "complete", kill={victim: at})
         raise PeerLostError(victim, "too late to matter")
 

@@ -20,7 +20,7 @@ from roundelay.transport import MemoryNetwork
 
 LOOK_EVERY_S = 1.0
 MOMENTUM = 0.9
-PACED_STEPS = 8
+PACED_STEPS, SETTLING_STEPS = 8, 4
 
 
 @dataclass
@@ -139,6 +139,6 @@ def pace(strategy_of: Callable[[], Strategy], links: Links, model_bytes: float, 
             lambda step, rank=rank: begun.append(clock.now()) if rank == 0 else None,  # type: ignore[misc]
             lambda step, own_s=own_s: own_s,  # type: ignore[misc]
         )
-        clock.spawn(learner.process(PACED_STEPS + 2), f"learner {rank}")
+        clock.spawn(learner.process(SETTLING_STEPS + PACED_STEPS + 1), f"learner {rank}")
     clock.run()
-    return (begun[-1] - begun[1]) / PACED_STEPS
+    return (begun[-1] - begun[SETTLING_STEPS]) / PACED_STEPS

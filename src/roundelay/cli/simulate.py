@@ -1,0 +1,84 @@
+"""`roundelay simulate`: a recipe on a virtual clock, with as many learners as you like and a network that you describe."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from roundelay.cli.arguments import bandwidth, duration, number, positive_int
+from roundelay.cli.tables import new_table, show, text
+from roundelay.cli.train import _settings
+
+TRAIN_OPTIONS = {
+    "learners": ("N", "how many"),
+    "strategy": ("S", "adpsgd, dpsgd, allreduce, delay-by-one or delay-by-one-gradients"),
+    "topology": ("T", "who averages with whom"),
+    "group-size": ("M", "learners per super-learner; 0: those of one node"),
+    "epochs": ("E", "passes over the data, counted over all learners"),
+    "seed": ("SEED", "of weights, shuffling, augmentation and random topologies"),
+    "slow": ("LEARNER:FACTOR", "make learners slower; several are separated by commas"),
+    "data": ("PATH", "where the task's data is"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options: those of `roundelay train`, and the world that is modelled."""
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="as for `roundelay train`")
+    for name, (metavar, help) in TRAIN_OPTIONS.items():
+        add(f"--{name}", metavar=metavar, help=help)
+    add("--set", metavar="KEY=VALUE", action="append", default=[], help="any other field of the configuration")
+    add("--step-time", type=duration, default=0.1, metavar="TIME", help="compute time of a step (default 100ms)")
+    add("--step-spread", type=number, default=0.0, metavar="R", help="std of it / mean (default 0)")
+    add("--network", type=_network, default=(12.5e9, 5e-6), metavar="B,L", help="of a node (default 100Gb,5us)")
+    add("--node-size", type=positive_int, default=1, metavar="M", help="learners on a node (default 1)")
+    add("--inside-bandwidth", type=bandwidth, default=50e9, metavar="B", help="inside a node (default 50GB/s)")
+    add("--out", type=Path, metavar="RUN", help="the run's directory (default: runs/simulated-RECIPE-DATE-TIME)")
+    add("--json", action="store_true", help="print the results as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Simulate, with a progress bar on stderr, and print what the mean model is worth."""
+    from roundelay.simulation.compute import constant, lognormal, slowed
+    from roundelay.simulation.network import Links
+    from roundelay.simulation.recipe import SimulatedRun
+    from roundelay.training import recipes, rundir
+
+    config = recipes.resolve(recipes.table_of(args.recipe), _settings(args))
+    recipe = Path(args.recipe).stem.partition(":")[0]
+    folder: Path = args.out or Path("runs") / f"simulated-{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    rate_Bps, latency_s = args.network
+    links = Links(latency_s, rate_Bps, args.node_size, latency_s, args.inside_bandwidth)
+    steady = lognormal(args.step_time, args.step_spread, config.seed) if args.step_spread else constant(args.step_time)
+    rundir.begin(folder, config, " ".join(["roundelay", *sys.argv[1:]]))
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(f"{config.learners} learners", total=1.0)
+        simulated = SimulatedRun(config, folder, links, slowed(steady, config.slowness()))
+        results = simulated.run(lambda part: bar.update(task, completed=part))
+    if args.json:
+        print(json.dumps(results | {"run": str(folder)}, indent=2))
+        return
+    table = new_table(f"{results['samples']:,} samples in {results['elapsed_s']:.4g} virtual seconds")
+    for heading in ("split", *results["valid"]):
+        table.add_column(heading, justify="left" if heading == "split" else "right")
+    for split in ("valid", "test"):
+        table.add_row(split, *(text(value) for value in results[split].values()))
+    show(table)
+    print(f"run: {folder}")
+
+
+def _network(value: str) -> tuple[float, float]:
+    rate, comma, latency = value.partition(",")
+    if not comma:
+        raise argparse.ArgumentTypeError(f"needs BANDWIDTH,LATENCY such as 100Gb,5us, got '{value}'")
+    found = bandwidth(rate), duration(latency)
+    if not found[0] > 0:
+        raise argparse.ArgumentTypeError(f"needs a bandwidth above 0, got '{rate}'")
+    return found

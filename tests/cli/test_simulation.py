@@ -1,0 +1,105 @@
+"""`roundelay simulate`, `scaling` and `reproduce`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from roundelay.cli import reproduce, scaling, simulate
+from roundelay.errors import UsageError
+from roundelay.simulation import claims
+from roundelay.simulation.claims import Claim, Finding, Line, Panel
+
+
+def call(command, *words: str) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    command.run(parser.parse_args(words))
+
+
+@pytest.fixture
+def small_claims(monkeypatch):
+    """Two claims that take no time; the second is interrupted."""
+
+    def quick(seeds, progress):
+        progress(1.0)
+        lines = [Line("a", [1, 2], [[1.0, 2.0] for _ in seeds])]
+        return Finding("reproduced", "it holds", {"figure": 1.0}, [Panel("t", "x", "y", lines)])
+
+    def interrupted(seeds, progress):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(claims.CLAIMS, "mixing", Claim("mixing", "s", "setting", "differs", quick))
+    monkeypatch.setitem(claims.CLAIMS, "rate", Claim("rate", "s", "setting", "differs", interrupted))
+
+
+def test_reproduce_prints_claims_with_name_verdict_and_figures(small_claims, capsys, tmp_path):
+    call(reproduce, "mixing", "--json", "--out", str(tmp_path))
+    (claim,) = json.loads(capsys.readouterr().out)["claims"]
+    assert (claim["name"], claim["verdict"], claim["figures"]) == ("mixing", "reproduced", {"figure": 1.0})
+    assert {path.name for path in tmp_path.iterdir()} == {"mixing.json", "mixing.svg"}
+
+
+def test_ctrl_c_keeps_what_is_done(small_claims, capsys, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        call(reproduce, "mixing", "rate", "--json", "--out", str(tmp_path))
+    document = json.loads(capsys.readouterr().out)
+    assert document["interrupted"]
+    assert [claim["name"] for claim in document["claims"]] == ["mixing"]
+    assert (tmp_path / "mixing.json").exists()
+
+
+def test_an_unknown_claim_is_a_mistake_that_names_the_nearest(capsys):
+    with pytest.raises(UsageError, match="did you mean 'mixing'"):
+        call(reproduce, "mixng")
+
+
+def test_two_seeds_are_too_few():
+    with pytest.raises(UsageError, match="at least 3"):
+        call(reproduce, "rate", "--seeds", "2")
+
+
+def test_names_on_the_command_line_are_the_claims_that_exist():
+    assert set(reproduce.CLAIM_NAMES) == set(claims.CLAIMS)
+
+
+def test_scaling_predicts_every_strategy_from_1_to_1024_learners(capsys):
+    call(scaling, "--json", "--step-time", "300ms", "--model-bytes", "165MB")
+    rows = json.loads(capsys.readouterr().out)["predictions"]
+    assert {row["learners"] for row in rows} == {2**k for k in range(11)}
+    assert all(0 < row["efficiency"] <= 1 + 1e-9 for row in rows)
+
+
+def test_scaling_says_what_was_fitted_to_the_papers_hours(capsys):
+    call(scaling, "--papers")
+    printed = capsys.readouterr().out
+    assert "Fitted:" in printed
+    assert "1.98" in printed
+
+
+def test_scaling_refuses_a_step_that_takes_no_time():
+    with pytest.raises(UsageError, match="--step-time must be more than 0"):
+        call(scaling, "--step-time", "0")
+
+
+def test_simulate_writes_a_run(capsys, tmp_path):
+    call(
+        simulate,
+        "tiny",
+        "--epochs",
+        "1",
+        "--learners",
+        "8",
+        "--network",
+        "10Gb,50us",
+        "--out",
+        str(tmp_path / "run"),
+        "--json",
+    )
+    results = json.loads(capsys.readouterr().out)
+    assert results["learners"] == 8
+    assert results["elapsed_s"] > 0
+    assert (tmp_path / "run/config.toml").exists()
+    assert (tmp_path / "run/machine.json").exists()

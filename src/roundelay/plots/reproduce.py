@@ -1,4 +1,4 @@
-"""Pictures of experiments: panels of lines, one faint line a seed and their mean in full."""
+"""Pictures of experiments: panels of lines, the mean over seeds in a band from the smallest to the largest."""
 
 from __future__ import annotations
 
@@ -20,15 +20,29 @@ def plot_panels(panels: Sequence[Panel], path: Path) -> None:
     """All panels in rows of at most three."""
     columns = min(COLUMNS, len(panels)) if len(panels) != 4 else 2
     rows = math.ceil(len(panels) / columns)
-    with picture(path, rows, columns, size=(4.6 * columns, 3.7 * rows)) as (_, axes):
+    shared = len({tuple(line.label for line in panel.lines) for panel in panels}) == 1 and len(panels) > 1
+    with picture(path, rows, columns, size=(4.6 * columns, 3.7 * rows + 0.5 * shared)) as (figure, axes):
         for ax, panel in zip(axes, panels, strict=False):
             _draw(ax, panel)
+            if not shared:
+                ax.legend(fontsize=8)
+        if shared:  # one legend for all, where it hides nothing
+            figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
         for ax in axes[len(panels) :]:
             ax.set_visible(False)
 
 
+def _plain_ticks(axis: Any) -> None:  # noqa: ANN401
+    """0.02 and 30 rather than powers of ten; between powers of ten only where there are few of them."""
+    low, high = axis.get_view_interval()
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("{x:g}" if high < 10 * low else "")
+
+
 def _draw(ax: Any, panel: Panel) -> None:  # noqa: ANN401
-    for colour, line in zip(_COLOURS, panel.lines, strict=False):
+    colours: dict[str, str] = {}
+    for line in panel.lines:
+        colour = colours.setdefault(line.beside or line.label, _COLOURS[len(colours) % len(_COLOURS)])
         ys = np.asarray(line.ys, dtype=float)
         logarithmic = "y" in panel.log
         middle = np.exp(np.log(ys).mean(axis=0)) if logarithmic and (ys > 0).all() else ys.mean(axis=0)
@@ -38,8 +52,7 @@ def _draw(ax: Any, panel: Panel) -> None:  # noqa: ANN401
         if len(ys) > 1 and not line.dashed:
             ax.fill_between(line.x, ys.min(axis=0), ys.max(axis=0), color=colour, alpha=0.18, linewidth=0)
     ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
-    if "x" in panel.log:
-        ax.set_xscale("log")
-    if "y" in panel.log:
-        ax.set_yscale("log")
-    ax.legend(fontsize=8)
+    for axis, scale, name in ((ax.xaxis, ax.set_xscale, "x"), (ax.yaxis, ax.set_yscale, "y")):
+        if name in panel.log:
+            scale("log")
+            _plain_ticks(axis)

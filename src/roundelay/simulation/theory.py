@@ -149,7 +149,7 @@ def panels(seeds: Sequence[int]) -> list[Panel]:
         predicted = [spectrum(of(n)).stationary_variance or math.nan for n in sizes]
         spreads += [
             Line(f"{name}, measured", sizes, measured),
-            Line(f"{name}, predicted", sizes, [predicted], dashed=True),
+            Line(f"{name}, predicted", sizes, [predicted], dashed=True, beside=f"{name}, measured"),
         ]
     bounds = []
     for name, strategy_of, mixing in (
@@ -160,7 +160,7 @@ def panels(seeds: Sequence[int]) -> list[Panel]:
         theory = [stability_bound(mixing, momentum) for momentum in momenta]
         bounds += [
             Line(f"{name}, measured", momenta, [found]),
-            Line(f"{name}, predicted", momenta, [theory], dashed=True),
+            Line(f"{name}, predicted", momenta, [theory], dashed=True, beside=f"{name}, measured"),
         ]
     links = []
     for lead in (16, 2):
@@ -172,7 +172,13 @@ def panels(seeds: Sequence[int]) -> list[Panel]:
         theory = [exchanged_at_random(8, rate) for rate in rates]
         links += [
             Line(f"max_lead {lead}, measured", exchanges_s, [[variance for variance, _ in row] for row in runs]),
-            Line(f"max_lead {lead}, without staleness", exchanges_s, [theory], dashed=True),
+            Line(
+                f"max_lead {lead}, without staleness",
+                exchanges_s,
+                [theory],
+                dashed=True,
+                beside=f"max_lead {lead}, measured",
+            ),
         ]
     return [
         Panel("stationary spread of dpsgd", "learners", "variance in (ασ)²", spreads, "xy"),

@@ -55,12 +55,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a plot: y over x, one row of `ys` a seed; a dashed one is a prediction."""
+    """One line of a plot: y over x, one row of `ys` a seed; a prediction is dashed, in the colour of what it stands beside."""
 
     label: str
     x: Sequence[float]
     ys: Sequence[Sequence[float]]
     dashed: bool = False
+    beside: str = ""
 
 
 @dataclass(frozen=True)

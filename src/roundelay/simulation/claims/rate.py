@@ -161,6 +161,7 @@ def _panels(
                     STEPS,
                     list(zip(*(of(ring(16), K) for K in STEPS), strict=True)),
                     dashed=True,
+                    beside="fixed ring, measured",
                 ),
                 Line(
                     "full averaging, predicted",
@@ -182,6 +183,7 @@ def _panels(
                     SIZES,
                     list(zip(*(of(complete(n), STEPS[-2]) for n in SIZES), strict=True)),
                     dashed=True,
+                    beside="measured",
                 ),
             ],
             log="xy",

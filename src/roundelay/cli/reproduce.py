@@ -19,6 +19,7 @@ from roundelay.errors import UsageError, unknown
 if TYPE_CHECKING:
     from roundelay.simulation.claims import Claim, Finding
 
+FIRST_SEED = 100  # settings were chosen while looking at seeds 0 to 4, which therefore can confirm nothing
 FEWEST_SEEDS = 3  # below it an interval says nothing
 CLAIM_NAMES = ("mixing", "large-batches", "stragglers", "delay-by-one", "rate", "equal-bytes")
 
@@ -59,13 +60,14 @@ def _try_all(args: argparse.Namespace, documents: list[dict[str, Any]]) -> None:
 
     torch.set_num_threads(1)  # small tensors: threads only stand in each other's way
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
     with Progress(*columns, console=Console(stderr=True)) as bar:
         for name in args.claims or CLAIM_NAMES:
             task = bar.add_task(name, total=1.0)
             claim, begun = CLAIMS[name], time.process_time()
-            finding = claim.experiment(range(args.seeds), partial(_advance, bar, task))
+            finding = claim.experiment(seeds, partial(_advance, bar, task))
             bar.update(task, completed=1.0, description=f"{name}: {finding.verdict}")
-            documents.append(claim.document(finding, range(args.seeds), time.process_time() - begun))
+            documents.append(claim.document(finding, seeds, time.process_time() - begun))
             if args.out:
                 _write(args.out, claim, finding, documents[-1])
 

@@ -51,7 +51,8 @@ class VirtualClock:
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Have `action` done `delay_s` from now; what is due already happens now, for time never runs backwards."""
-        heapq.heappush(self._events, (self._now + max(delay_s, 0.0), next(self._order), action))
+        due = self._now + delay_s if delay_s > 0.0 else self._now
+        heapq.heappush(self._events, (due, next(self._order), action))
 
     def after(self, delay_s: float) -> Future[None]:
         """A future completed `delay_s` from now."""
@@ -78,8 +79,9 @@ class VirtualClock:
 
         Raises what a process raised, and DeadlockError if nothing is left to happen while processes still wait.
         """
-        while self._events and self._events[0][0] <= until:
-            self._now, _, action = heapq.heappop(self._events)
+        events, heappop = self._events, heapq.heappop
+        while events and events[0][0] <= until:
+            self._now, _, action = heappop(events)
             action()
         if until < float("inf"):
             self._now = max(self._now, until)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from roundelay.errors import RoundelayError
 Compute = Callable[[int, int, float], float]
 """Seconds that `learner` computes in its own `step`, begun at virtual time `now`."""
 
-BLOCK = 256  # steps drawn at once: a generator costs as much as a hundred draws
+BLOCK = 128  # steps drawn at once: a generator costs as much as a hundred draws
 BLOCKS_KEPT = 20_000
 
 
@@ -26,10 +27,9 @@ def lognormal(mean_s: float, spread: float, seed: int = 0) -> Compute:
     sigma2 = float(np.log1p(spread**2))
 
     @functools.lru_cache(maxsize=BLOCKS_KEPT)
-    def block(learner: int, number: int) -> list[float]:
+    def block(learner: int, number: int) -> array[float]:
         rng = np.random.default_rng((seed, learner, number))
-        drawn: list[float] = (mean_s * rng.lognormal(-sigma2 / 2, sigma2**0.5, BLOCK)).tolist()
-        return drawn
+        return array("d", mean_s * rng.lognormal(-sigma2 / 2, sigma2**0.5, BLOCK))
 
     return lambda learner, step, now: block(learner, step // BLOCK)[step % BLOCK]
 

@@ -176,8 +176,9 @@ class _Network:
         self.transports = [_Caller(rank, size, self) for rank in range(size)]
 
     def send(self, sender: int, receiver: int, action: Callable[[], None]) -> None:
-        now = self.clock.now()
-        self.clock.call_later(self.ports.arrival(sender, receiver, self.model_bytes, now) - now, action)
+        clock = self.clock
+        now = clock.now()
+        clock.call_later(self.ports.arrival(sender, receiver, self.model_bytes, now) - now, action)
 
 
 class _Caller(Transport):

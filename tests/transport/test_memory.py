@@ -147,6 +147,16 @@ def test_a_reply_under_way_arrives_although_its_sender_has_left():
     assert int(buffer) == 2
 
 
+def test_who_has_left_in_order_cannot_die_any_more():
+    clock, network = make(2, latency_s=1.0)
+    network.transports[1].serve(lambda peer, buffer: buffer.add_(1))
+    future = network.transports[0].call(1, number(1))
+    clock.call_later(1.5, network.transports[1].close)
+    network.kill(1, at=1.7)  # its reply is still on its way
+    clock.run()
+    assert future.exception() is None
+
+
 def test_a_call_that_reaches_nobody_fails_when_the_peer_leaves():
     clock, network = make(2, latency_s=1.0)
     network.transports[1].serve(lambda peer, buffer: buffer.add_(1))

@@ -45,12 +45,12 @@ def _draw(ax: Any, panel: Panel) -> None:  # noqa: ANN401
         colour = colours.setdefault(line.beside or line.label, _COLOURS[len(colours) % len(_COLOURS)])
         ys = np.asarray(line.ys, dtype=float)
         logarithmic = "y" in panel.log
-        middle = np.exp(np.log(ys).mean(axis=0)) if logarithmic and (ys > 0).all() else ys.mean(axis=0)
+        middle = np.exp(np.nanmean(np.log(ys), axis=0)) if logarithmic and np.nanmin(ys) > 0 else np.nanmean(ys, axis=0)
         few = len(line.x) <= 12 and not line.dashed
         style = {"linestyle": "--" if line.dashed else "-", "marker": "o" if few else None, "markersize": 4}
         ax.plot(line.x, middle, color=colour, label=line.label, linewidth=1.6, zorder=3, **style)
         if len(ys) > 1 and not line.dashed:
-            ax.fill_between(line.x, ys.min(axis=0), ys.max(axis=0), color=colour, alpha=0.18, linewidth=0)
+            ax.fill_between(line.x, np.nanmin(ys, axis=0), np.nanmax(ys, axis=0), color=colour, alpha=0.18, linewidth=0)
     ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
     for axis, scale, name in ((ax.xaxis, ax.set_xscale, "x"), (ax.yaxis, ax.set_yscale, "y")):
         if name in panel.log:

@@ -50,7 +50,9 @@ class MemoryNetwork:
         self.clock.call_later(at - now + SILENCE_S, lambda: self.transports[b].lose(a, reason))
 
     def lose(self, rank: int, reason: str) -> None:
-        """Take `rank` off the network and tell the others."""
+        """Take `rank` off the network and tell the others; one that has left in order cannot die any more."""
+        if self.transports[rank].gone:
+            return
         self.transports[rank].gone, self.transports[rank].left = True, reason == LEFT
         for transport in self.transports:
             if transport.rank != rank and not transport.gone:

@@ -13,7 +13,7 @@ from roundelay.simulation.claims import CLAIMS, frames, large_batches
 from roundelay.simulation.claims.asynchronous import first_below, pace
 from roundelay.simulation.claims.claim import Finding, Interval, judged
 from roundelay.simulation.claims.equal_bytes import OURS, RIVALS
-from roundelay.simulation.claims.rate import _Quadratics, measured, predicted
+from roundelay.simulation.claims.rate import _Quadratics, measured, predicted, transient
 from roundelay.simulation.network import Links
 from roundelay.simulation.problems import digits
 from roundelay.strategies import Allreduce, DelayByOne
@@ -54,6 +54,11 @@ def test_prediction_and_recursion_agree_on_quadratics():
     problem = _Quadratics.drawn(8, seed=1)
     for W in (ring(8).matrix(), complete(8).matrix()):
         assert measured(problem, W, 512, seed=0) == pytest.approx(predicted(problem, W, 512), rel=0.06)
+
+
+def test_a_ring_of_learners_that_are_alike_has_no_transient():
+    assert math.isnan(transient(_Quadratics.drawn(16, seed=0, unlike=0.1), ring(16)))
+    assert transient(_Quadratics.drawn(16, seed=0, unlike=100.0), ring(16)) > 1e3
 
 
 def test_rivals_send_one_model_a_step():

@@ -8,6 +8,7 @@ geometric series in the eigenvalues of A: the prediction. Beside it stand runs o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -90,17 +91,24 @@ def _lazy(laziness: float) -> Mixing:
 
 
 def transient(problem: _Quadratics, mixing: Mixing) -> float:
-    """Steps K from which on the mean squared gradient is less than twice that of averaging everything, interpolated."""
+    """Steps K from which on the mean squared gradient is less than twice that of averaging everything, interpolated.
+
+    Not a number where it is never twice as large, so that there is no transient.
+    """
     W, mean = mixing.matrix(), complete(mixing.size).matrix()
     ratios = [predicted(problem, W, K) / predicted(problem, mean, K) for K in LONG]
-    last = max(i for i, ratio in enumerate(ratios) if ratio > TWICE)
+    last = max((i for i, ratio in enumerate(ratios) if ratio > TWICE), default=None)
+    if last is None:
+        return math.nan
     assert last + 1 < len(LONG), "the longest run is still in its transient"
     (x0, x1), (y0, y1) = np.log(LONG[last : last + 2]), np.log(ratios[last : last + 2])
     return float(np.exp(x0 + (x1 - x0) * (y0 - np.log(TWICE)) / (y0 - y1)))
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> float:
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+    """Of log y over log x, where there is a y."""
+    there = np.isfinite(y)
+    return float(np.polyfit(np.log(x)[there], np.log(y)[there], 1)[0])
 
 
 def experiment(seeds: Sequence[int], progress: Progress) -> Finding:
@@ -125,6 +133,7 @@ def experiment(seeds: Sequence[int], progress: Progress) -> Finding:
         "slope_in_learners": size_slope,
         "transient_slope_in_inverse_gap": gap_slope,
         "largest_ratio_measured_to_predicted": float(np.exp(worst)),
+        "gaps_without_a_transient": int(np.isnan(transients).sum()),
     }
     holds = abs(steps_slope.mean + 0.5) < 0.1 and abs(size_slope.mean + 0.5) < 0.1 and gap_slope.low > 0
     return Finding(

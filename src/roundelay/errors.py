@@ -6,6 +6,8 @@ RoundelayError
 ├── PeerLostError       a peer that was needed died, froze or left; names it
 ├── LaunchError         an environment that does not say which learner this is
 ├── ConfigError         a key, a value or a combination of settings that a run cannot have
+│   └── DataError       data that are not there, or not what they should be
+├── SpeechError         a lexicon, an alignment, a language model or a score that cannot work
 ├── CheckpointError     a checkpoint that is torn, altered or not there
 ├── DivergedError       training whose loss or gradients stay non-finite
 ├── HandshakeError      a connection whose other end is not a learner of this run
@@ -46,6 +48,14 @@ class LaunchError(RoundelayError, RuntimeError):
 
 class ConfigError(RoundelayError, ValueError):
     """A key, a value or a combination of settings that a run cannot have."""
+
+
+class DataError(ConfigError):
+    """Data that are not there, or not what they should be."""
+
+
+class SpeechError(RoundelayError, ValueError):
+    """A lexicon, an alignment, a language model or a score that cannot work."""
 
 
 class CheckpointError(RoundelayError, OSError):

@@ -7,6 +7,7 @@ pytest.importorskip("kaldi_decoder")
 
 from tiny_speech import LEXICON, cheapest
 
+from roundelay.errors import SpeechError
 from roundelay.speech.align import (
     aligned,
     alignment_graphs,
@@ -16,7 +17,6 @@ from roundelay.speech.align import (
 )
 from roundelay.speech.graph import alignment_graph
 from roundelay.speech.hmm import Monophones, Occurrences, phone_segments, state_labels
-from roundelay.speech.lexicon import SpeechError
 
 TYING = Monophones(LEXICON.phones, states_per_phone=2)
 

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from roundelay.speech.cache import DataError, cache_folder, find_corpus, locked
+from roundelay.errors import DataError
+from roundelay.speech.cache import cache_folder, find_corpus, locked
 
 
 @pytest.fixture

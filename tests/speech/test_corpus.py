@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roundelay.speech.cache import DataError
+from roundelay.errors import DataError
 from roundelay.speech.corpus import Corpus, Problems, Utterance
 from roundelay.speech.segments import segments
 

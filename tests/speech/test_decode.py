@@ -7,10 +7,10 @@ pytest.importorskip("kaldi_decoder")
 
 from tiny_speech import LEXICON, LM, cheapest, sentences
 
+from roundelay.errors import SpeechError
 from roundelay.speech.decode import Decoder, Hypothesis, Scales, decode_all, log_likelihoods, tuned, word_times
 from roundelay.speech.graph import decoding_graph
 from roundelay.speech.hmm import Monophones, frame_labels, log_priors, self_loops
-from roundelay.speech.lexicon import SpeechError
 from roundelay.speech.score import score
 from roundelay.speech.segments import segments
 from roundelay.speech.tree import ContextStatistics, decision_tree

@@ -13,7 +13,7 @@ from runs import run_in_threads, tiny_config
 from tones import WORDS, RATE_Hz, spoken, tones_config, write_tones
 
 from roundelay.cli import Parser, align, evaluate, transcribe
-from roundelay.errors import ConfigError, UsageError
+from roundelay.errors import ConfigError
 from roundelay.speech.corpora.manifest import manifest
 from roundelay.speech.recognise import Recogniser
 from roundelay.speech.segments import read_ctm
@@ -58,6 +58,7 @@ def test_people_get_a_table(tones_run, capsys):
     command(evaluate, tones_run, "--split", "valid")
     said = capsys.readouterr().out
     assert said.startswith("WER ")
+    assert len([line for line in said.splitlines() if line.startswith("right")]) == 3
     assert "recogs-valid.txt" in said
 
 
@@ -146,7 +147,7 @@ def test_runs_of_other_tasks_are_judged_by_their_own_figures(tmp_path, capsys):
     assert figures["loss"] == pytest.approx(kept["loss"], rel=1e-5)
     with pytest.raises(ConfigError, match="did you mean 'test'"):
         figures_of(capsys, tmp_path / "run", "--split", "tset")
-    with pytest.raises(UsageError, match="--corpus is for runs of speech"):
+    with pytest.raises(ConfigError, match="--corpus is for runs of speech"):
         figures_of(capsys, tmp_path / "run", "--corpus", tmp_path)
     with pytest.raises(ConfigError, match="no run of speech recognition but of Digits"):
         Recogniser.of_run(FinishedRun.read(tmp_path / "run"))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from sounds import noise, save
 
+from roundelay.errors import DataError
 from roundelay.speech import feature_set
-from roundelay.speech.cache import DataError
 from roundelay.speech.corpus import Corpus, Utterance
 from roundelay.speech.feature_set import features, features_key
 from roundelay.speech.features import FeatureConfig, speaker_features

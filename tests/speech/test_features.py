@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sounds import noise, save, tone
 
-from roundelay.speech.cache import DataError
+from roundelay.errors import DataError
 from roundelay.speech.corpus import Utterance
 from roundelay.speech.features import (
     FeatureConfig,

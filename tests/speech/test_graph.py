@@ -9,10 +9,11 @@ pytest.importorskip("kaldifst")
 import kaldifst
 from tiny_speech import LEXICON, LM, lm_cost
 
+from roundelay.errors import SpeechError
 from roundelay.speech.fst import arcs, from_kaldi, vector
 from roundelay.speech.graph import alignment_graph, decoding_graph, grammar, with_self_loops
 from roundelay.speech.hmm import Monophones
-from roundelay.speech.lexicon import Lexicon, SpeechError
+from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.lm import ngram
 
 TYING = Monophones(LEXICON.phones, states_per_phone=2)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from roundelay.errors import SpeechError
 from roundelay.speech.hmm import (
     Monophones,
     Occurrences,
@@ -15,7 +16,6 @@ from roundelay.speech.hmm import (
     self_loops,
     state_labels,
 )
-from roundelay.speech.lexicon import SpeechError
 from roundelay.speech.segments import segments
 
 TYING = Monophones(("SIL", "A", "B", "C"))

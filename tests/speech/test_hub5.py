@@ -2,8 +2,8 @@
 
 import pytest
 
+from roundelay.errors import SpeechError
 from roundelay.speech.hub5 import Hub5Score, Turn, by_part, hub5, hubscr, write_hub5_ctm
-from roundelay.speech.lexicon import SpeechError
 from roundelay.speech.segments import segments
 
 STM = """;; LABEL "O" "Overall" "Overall"

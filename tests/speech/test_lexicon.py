@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from roundelay.speech.lexicon import Entry, Lexicon, SpeechError
+from roundelay.errors import SpeechError
+from roundelay.speech.lexicon import Entry, Lexicon
 
 
 def test_cmu_variants_and_kaldi_repetitions_read_as_the_same_lexicon(tmp_path):

@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from roundelay.speech.lexicon import SpeechError
+from roundelay.errors import SpeechError
 from roundelay.speech.lm import BEGIN, END, NGram, count_grams, ngram
 
 WORDS = ("A", "B", "C", "D")

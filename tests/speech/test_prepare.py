@@ -11,10 +11,9 @@ pytest.importorskip("kaldi_decoder")
 
 from tones import WORDS, write_tones
 
-from roundelay.errors import ConfigError
+from roundelay.errors import ConfigError, DataError
 from roundelay.speech import prepare
 from roundelay.speech.augment import AugmentConfig
-from roundelay.speech.cache import DataError
 from roundelay.speech.hmm import phones_in
 from roundelay.speech.prepare import UNLABELLED, LmConfig, SpeechConfig, language_model, lexicon_of, prepared
 

@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip("kaldi_decoder")
 
+from roundelay.errors import DataError
 from roundelay.speech.align import (
     aligned,
     alignment_graphs,
     flat_start,
 )
-from roundelay.speech.cache import DataError
 from roundelay.speech.corpora.an4 import an4
 from roundelay.speech.decode import Decoder, Scales, decode_all, word_times
 from roundelay.speech.feature_set import features

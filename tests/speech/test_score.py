@@ -6,8 +6,8 @@ from hypothesis import given, strategies as st
 
 pytest.importorskip("kaldialign")
 
-from roundelay.speech.lexicon import SpeechError
-from roundelay.speech.score import difference, score, write_scores
+from roundelay.errors import SpeechError
+from roundelay.speech.score import difference, read_recogs, score, write_scores
 
 words = st.lists(st.sampled_from("abc"), max_size=7)
 
@@ -113,6 +113,19 @@ def test_files_have_the_layout_of_the_field(tmp_path):
         "TWO   0 1",
     ):
         assert line in text.splitlines()
+
+
+def test_transcripts_are_read_back_as_the_score_that_was_written(tmp_path):
+    result = score({"u:\t1": 'O\'CLOCK "TWO" Ü', "u2": "FOUR", "u3": ""}, {"u:\t1": "TOO", "u2": "OH FOUR"})
+    recogs, _ = write_scores(tmp_path, "test", result)
+    assert read_recogs(recogs) == result
+
+
+def test_what_is_no_transcript_is_named_with_its_line(tmp_path):
+    path = tmp_path / "recogs-test.txt"
+    path.write_text("u1:\tref=['A']\nu1:\thyp=['A'\n")
+    with pytest.raises(SpeechError, match=r"recogs-test.txt:2 is no line"):
+        read_recogs(path)
 
 
 def test_figures_have_the_names_that_commands_print():

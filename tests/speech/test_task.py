@@ -67,3 +67,8 @@ def test_the_task_travels_to_other_processes_as_its_settings(task):
     copy = pickle.loads(pickle.dumps(task))
     assert len(pickle.dumps(task)) < 2000
     assert torch.equal(all_windows(copy)[0], all_windows(task)[0])
+
+
+def test_a_run_is_left_with_all_that_its_words_need(task, tmp_path):
+    task.leave(tmp_path)
+    assert {path.name for path in (tmp_path / "recogniser").iterdir()} == {"states.json", "lexicon.txt", "lm.arpa"}

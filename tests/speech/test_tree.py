@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
+from roundelay.errors import SpeechError
 from roundelay.speech.hmm import Monophones, Occurrences, phones_in, state_labels
-from roundelay.speech.lexicon import SpeechError
 from roundelay.speech.tree import (
     ContextStatistics,
     _Grower,

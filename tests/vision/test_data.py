@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from roundelay.vision.data import DataError, FashionMnistData, find_fashion_mnist, idx_array
+from roundelay.errors import DataError
+from roundelay.vision.data import FashionMnistData, find_fashion_mnist, idx_array
 
 SIZES = {"train": 60_000, "t10k": 10_000}
 

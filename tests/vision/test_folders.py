@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from roundelay.vision.data import DataError
+from roundelay.errors import DataError
 from roundelay.vision.folders import ClassFolder
 
 DAMAGED = {"n01/n01_003.JPEG", "n01/n01_004.JPEG", "n02/n02_005.JPEG", "n03/n03_011.JPEG"}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.cli.tables import new_table, say, show, text
-from roundelay.errors import UsageError
 
 HEADINGS = {
     "words": "words",
@@ -19,6 +18,7 @@ HEADINGS = {
     "sentence_error": "with errors",
     "real_time_factor": "× real time",
 }
+EXAMPLES = 3  # transcripts shown of those that are right, and as many of those that are not
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,14 +34,7 @@ def run(args: argparse.Namespace) -> None:
     """Evaluate, and say what came out."""
     from roundelay.training.finished import FinishedRun
 
-    finished = FinishedRun.read(args.run)
-    # A task that is judged by more than its own sums, as speech is by its words, has a class method `evaluate_run`.
-    evaluate_run = getattr(finished.task_class, "evaluate_run", None)
-    if args.corpus and not evaluate_run:
-        raise UsageError(f"--corpus is for runs of speech recognition; this is one of {finished.task_class.__name__}")
-    figures: dict[str, Any] = (
-        evaluate_run(args.run, args.split, args.corpus) if evaluate_run else finished.figures(args.split)
-    )
+    figures = FinishedRun.read(args.run).task_class.evaluate_run(args.run, args.split, args.corpus)
     if args.json:
         print(json.dumps(figures, indent=2))
     elif "wer" in figures:
@@ -68,4 +61,18 @@ def _show_words(figures: dict[str, Any], run: Path, suffix: str) -> None:
         say(f"Not in the lexicon, so never recognised: {', '.join(list(unknown)[:8])} ({sum(unknown.values())} times).")
     if figures["unusable"]:
         say(f"{figures['unusable']} utterances have no usable audio; their words count as deletions.")
+    _show_examples(run / f"recogs-{suffix}.txt")
     say(f"Transcripts: {run}/recogs-{suffix}.txt; errors: {run}/errs-{suffix}.txt")
+
+
+def _show_examples(recogs: Path) -> None:
+    from roundelay.speech.score import read_recogs
+
+    result = read_recogs(recogs)
+    table = new_table("", header=False)
+    for utterance in [each for each in result.utterances if not each.errors][:EXAMPLES]:
+        table.add_row("right", " ".join(utterance.reference))
+    for utterance in [each for each in result.utterances if each.errors][:EXAMPLES]:
+        table.add_row("said", " ".join(utterance.reference))
+        table.add_row("heard", " ".join(utterance.hypothesis))
+    show(table)

@@ -19,11 +19,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from roundelay.errors import SpeechError
 from roundelay.speech.decode import Decoder, Hypothesis, Scales, Search, in_processes
 from roundelay.speech.gaussians import Gaussians, Statistics, discriminant_axes, principal_axes, scatter
 from roundelay.speech.graph import Graph, alignment_graph
 from roundelay.speech.hmm import Floats, Occurrences, Tying, self_loops, state_labels
-from roundelay.speech.lexicon import Lexicon, SpeechError
+from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.segments import Ints
 
 _BEAMS = (400.0, 1e6)  # graphs of one sentence are small: nearly everything, and if that is not enough, everything

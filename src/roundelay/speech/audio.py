@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from roundelay.errors import MissingExtraError
-from roundelay.speech.cache import DataError
+from roundelay.errors import DataError, MissingExtraError
 from roundelay.speech.corpus import Utterance
 
 Samples: TypeAlias = NDArray[np.float32]

@@ -12,13 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from roundelay.errors import RoundelayError
+from roundelay.errors import DataError
 
 ARCHIVES = (".tar.xz", ".tar.gz", ".tgz", ".tar")
-
-
-class DataError(RoundelayError, ValueError):
-    """A corpus that is not there or is not what it should be."""
 
 
 def cache_folder(*parts: str) -> Path:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from roundelay.speech.cache import DataError
+from roundelay.errors import DataError
 from roundelay.speech.segments import Segments
 
 SPLITS = ("train", "valid", "test")

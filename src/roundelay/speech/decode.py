@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from roundelay.errors import MissingExtraError
+from roundelay.errors import MissingExtraError, SpeechError
 from roundelay.speech.fst import Fst
 from roundelay.speech.graph import Graph
 from roundelay.speech.hmm import Floats, Tying, phone_segments
-from roundelay.speech.lexicon import Lexicon, SpeechError
+from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.score import score
 from roundelay.speech.segments import Ints, Segments, segments
 

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from roundelay.errors import SpeechError
 from roundelay.speech.corpora.manifest import manifest
 from roundelay.speech.corpus import Utterance
 from roundelay.speech.features import SHIFT_S
 from roundelay.speech.hub5 import Turn, hub5
-from roundelay.speech.lexicon import SpeechError
 from roundelay.speech.prepare import corpus_of
 from roundelay.speech.recognise import Recogniser, frames_of, references
 from roundelay.speech.score import score, write_scores

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from roundelay.speech.cache import DataError, cache_folder, fingerprint, locked, state_of
+from roundelay.errors import DataError
+from roundelay.speech.cache import cache_folder, fingerprint, locked, state_of
 from roundelay.speech.corpus import Corpus, Problems, Utterance
 from roundelay.speech.features import FeatureConfig, SpeakerFeatures, speaker_features
 

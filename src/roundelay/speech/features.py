@@ -10,8 +10,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from roundelay.errors import DataError
 from roundelay.speech.audio import AudioError, Samples, utterance_audio
-from roundelay.speech.cache import DataError
 from roundelay.speech.corpus import FrameSource, Utterance
 
 Frames: TypeAlias = NDArray[np.float32]

@@ -23,9 +23,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from roundelay.errors import SpeechError
 from roundelay.speech.fst import Arcs, Fst, arcs, from_kaldi, to_kaldi, vector
 from roundelay.speech.hmm import Tying
-from roundelay.speech.lexicon import Lexicon, SpeechError
+from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.lm import BEGIN, END, Gram, NGram
 
 SILENCE_PROB = 0.5  # of silence at a word's end, and at the beginning

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from roundelay.errors import unknown
-from roundelay.speech.lexicon import SpeechError
+from roundelay.errors import SpeechError, unknown
 from roundelay.speech.segments import FRAME_SHIFT_S, Ints, Segments, segments
 
 Floats = NDArray[np.float32]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from roundelay.speech.lexicon import SpeechError
+from roundelay.errors import SpeechError
 from roundelay.speech.segments import Segments
 
 _DEBIAN = Path("/usr/lib/sctk/bin/hubscr.pl")

@@ -16,14 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from roundelay.errors import RoundelayError
+from roundelay.errors import SpeechError
 
 Pronunciation = tuple[str, ...]
 _VARIANT = re.compile(r"(?P<word>.+)\(\d+\)$")
-
-
-class SpeechError(RoundelayError, ValueError):
-    """A lexicon, an alignment, a language model or a score that cannot work."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from roundelay.errors import unknown
-from roundelay.speech.lexicon import SpeechError
+from roundelay.errors import SpeechError, unknown
 
 BEGIN, END = "<s>", "</s>"
 _NEVER = -99.0  # how ARPA files say that <s> is never predicted

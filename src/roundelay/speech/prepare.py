@@ -11,17 +11,17 @@ from typing import Literal
 
 import numpy as np
 
-from roundelay.errors import ConfigError, unknown
+from roundelay.errors import ConfigError, DataError, SpeechError, unknown
 from roundelay.speech.align import flat_start
 from roundelay.speech.augment import AugmentConfig
-from roundelay.speech.cache import DataError, cache_folder, find_corpus, fingerprint, locked, state_of
+from roundelay.speech.cache import cache_folder, find_corpus, fingerprint, locked, state_of
 from roundelay.speech.corpora.catalogue import FOUND, GIVEN, NAMES, corpus
 from roundelay.speech.corpus import Corpus, Utterance
 from roundelay.speech.feature_set import FeatureSet, features, features_key
 from roundelay.speech.features import FeatureConfig
 from roundelay.speech.gaussians import Statistics, discriminant_axes, scatter
 from roundelay.speech.hmm import Floats, Monophones, Tying, frame_labels, log_priors, self_loops
-from roundelay.speech.lexicon import Lexicon, SpeechError
+from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.lm import NGram, ngram
 from roundelay.speech.model import ModelConfig
 from roundelay.speech.segments import Ints, read_ctm

@@ -8,6 +8,7 @@ depend on each other. Two systems are compared on the same draws, which is far s
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from roundelay.errors import MissingExtraError
-from roundelay.speech.lexicon import SpeechError
+from roundelay.errors import MissingExtraError, SpeechError
 
 Words = Sequence[str]
 Pair = tuple[str, str]
@@ -213,6 +213,19 @@ def write_scores(folder: str | Path, suffix: str, result: Score) -> tuple[Path, 
             file.write(f"{u.name}:\tref={list(u.reference)}\n{u.name}:\thyp={list(u.hypothesis)}\n")
     errs.write_text(_error_report(result), encoding="utf-8")
     return recogs, errs
+
+
+def read_recogs(path: str | Path) -> Score:
+    """The score whose `recogs-*.txt` this is, so that finished runs can be compared without decoding them again."""
+    texts: dict[str, dict[str, list[str]]] = {"ref": {}, "hyp": {}}
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            name, _, text = line.rpartition(":\t")
+            side, _, words = text.partition("=")
+            texts[side][name] = ast.literal_eval(words)
+        except (KeyError, ValueError, SyntaxError) as error:
+            raise SpeechError(f"{path}:{number} is no line of transcripts: '{line}'") from error
+    return score(texts["ref"], texts["hyp"])
 
 
 def _error_report(result: Score) -> str:

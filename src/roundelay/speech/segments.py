@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from roundelay.speech.cache import DataError
+from roundelay.errors import DataError
 
 FRAME_SHIFT_S = 0.01
 

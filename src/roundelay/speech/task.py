@@ -89,6 +89,12 @@ class Speech(Task):
             sums["accuracy"] += float((logits.argmax(1) == states).sum())
         return sums
 
+    def leave(self, run: Path) -> None:
+        """Everything that turns the network's output into words, so that the run can be moved away from its corpus."""
+        from roundelay.speech.recognise import FOLDER, leave
+
+        leave(self.prepared, self.config, run / FOLDER)
+
     @classmethod
     def evaluate_run(cls, run: Path, split: str, data: Path | None = None) -> dict[str, Any]:
         """Decode a split of the run's corpus, or of the one in the folder `data`, with the run's mean model."""

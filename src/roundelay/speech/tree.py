@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from roundelay.errors import unknown
+from roundelay.errors import SpeechError, unknown
 from roundelay.speech.hmm import Monophones, Tying, phones_in
-from roundelay.speech.lexicon import SpeechError
 from roundelay.speech.segments import Ints
 
 Doubles = NDArray[np.float64]

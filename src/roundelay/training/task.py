@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from roundelay.errors import ConfigError
 from roundelay.training.config import TaskConfig
 
 __all__ = ["Batch", "Task", "TaskConfig"]
@@ -71,6 +73,24 @@ class Task(ABC):
     def to_device(self, batch: Batch, device: torch.device) -> Batch:
         """The batch on another device."""
         return _moved(batch, device)
+
+    def leave(self, run: Path) -> None:
+        """Write into the folder of a run what its model needs beside weights and settings; one learner does, at the end."""
+
+    @classmethod
+    def evaluate_run(cls, run: Path, split: str, data: Path | None = None) -> dict[str, Any]:
+        """What the mean model of a finished run is worth: the figures that `roundelay evaluate` shows.
+
+        Those of `evaluate`, unless a task is judged by more than its own sums, as speech is by its words; such a task may
+        leave files in the run, and may take data that the run never saw.
+
+        Raises ConfigError for a split that is not there, and for data that the task cannot take.
+        """
+        from roundelay.training.finished import FinishedRun  # which knows tasks
+
+        if data is not None:
+            raise ConfigError(f"--corpus is for runs of speech recognition; '{run}' is one of {cls.__name__}")
+        return FinishedRun.read(run).figures(split)
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roundelay.errors import ConfigError
+from roundelay.errors import DataError
 
 DATA_VARIABLE = "ROUNDELAY_DATA"
 OFFICIAL_SOURCE = "https://github.com/zalandoresearch/fashion-mnist"
@@ -24,10 +24,6 @@ FOLDERS = (".", "fashion_mnist", "fashion-mnist", "FashionMNIST/raw")  # below t
 UNSIGNED_BYTES = 0x08  # the only type of idx that MNIST and its relatives use
 
 ReadFile = Callable[[str], bytes]
-
-
-class DataError(ConfigError):
-    """Data that are not there, or not what their name says."""
 
 
 @dataclass(frozen=True)

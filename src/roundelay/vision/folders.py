@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from roundelay.errors import MissingExtraError
-from roundelay.vision.data import DataError
+from roundelay.errors import DataError, MissingExtraError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

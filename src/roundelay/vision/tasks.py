@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from roundelay.errors import ConfigError, unknown
+from roundelay.errors import ConfigError, DataError, unknown
 from roundelay.training.config import TaskConfig, at_least
 from roundelay.training.task import Task
 from roundelay.vision import transforms
-from roundelay.vision.data import DataError, FashionMnistData, Labelled, find_fashion_mnist
+from roundelay.vision.data import FashionMnistData, Labelled, find_fashion_mnist
 from roundelay.vision.folders import ClassFolder
 from roundelay.vision.resnet import fashion_resnet, imagenet_resnet
 

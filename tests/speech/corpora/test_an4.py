@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 
+from roundelay.errors import DataError
 from roundelay.speech.audio import utterance_audio
-from roundelay.speech.cache import DataError
 from roundelay.speech.corpora.an4 import an4
 from roundelay.speech.features import FeatureConfig, log_mel, speaker_features
 from roundelay.speech.hmm import Monophones, frame_labels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sounds import noise, save
 
-from roundelay.speech.cache import DataError
+from roundelay.errors import DataError
 from roundelay.speech.corpora.catalogue import NAMES, corpus
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 from sounds import noise, save
 
-from roundelay.speech.cache import DataError
+from roundelay.errors import DataError
 from roundelay.speech.corpora.fsdd import fsdd
 from roundelay.speech.features import FeatureConfig, speaker_features
 

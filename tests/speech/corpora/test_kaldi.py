@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from sounds import noise, save
 
+from roundelay.errors import DataError
 from roundelay.speech.audio import utterance_audio
-from roundelay.speech.cache import DataError
 from roundelay.speech.corpora.kaldi import kaldi
 from roundelay.speech.feature_set import features, features_key
 from roundelay.speech.features import FeatureConfig, log_mel

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sounds import cut_off, save, tone
 
+from roundelay.errors import DataError
 from roundelay.speech.audio import utterance_audio
-from roundelay.speech.cache import DataError
 from roundelay.speech.corpora.switchboard import part_of_hub5, reference, switchboard, transcript
 from roundelay.speech.features import FeatureConfig, speaker_features
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from roundelay.errors import DataError
 from roundelay.speech.audio import utterance_audio
-from roundelay.speech.cache import DataError
 from roundelay.speech.corpora.manifest import manifest
 from roundelay.speech.features import log_mel
 from roundelay.speech.hmm import Monophones, frame_labels

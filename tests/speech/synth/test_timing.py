@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from roundelay.speech.cache import DataError
+from roundelay.errors import DataError
 from roundelay.speech.synth.espeak import Event
 from roundelay.speech.synth.timing import phone_spans
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roundelay.errors import MissingExtraError
-from roundelay.speech.cache import DataError, fingerprint, state_of
+from roundelay.errors import DataError, MissingExtraError
+from roundelay.speech.cache import fingerprint, state_of
 from roundelay.speech.corpus import Utterance
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from roundelay.errors import unknown
-from roundelay.speech.cache import DataError
+from roundelay.errors import DataError, unknown
 from roundelay.speech.corpora.an4 import an4
 from roundelay.speech.corpora.fsdd import fsdd
 from roundelay.speech.corpora.kaldi import kaldi
@@ -25,7 +24,7 @@ def corpus(name: str, data: Path | None = None) -> Corpus:
 
     >>> corpus("an5")
     Traceback (most recent call last):
-    roundelay.speech.cache.DataError: unknown corpus 'an5'; did you mean 'an4'? Known: synth, an4, fsdd, ...
+    roundelay.errors.DataError: unknown corpus 'an5'; did you mean 'an4'? Known: synth, an4, fsdd, ...
     """
     if name in FOUND:
         return FOUND[name](data)

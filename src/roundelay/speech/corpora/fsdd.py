@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from roundelay.speech.cache import DataError, cache_folder, find_corpus, fingerprint
+from roundelay.errors import DataError
+from roundelay.speech.cache import cache_folder, find_corpus, fingerprint
 from roundelay.speech.corpora.manifest import NAMES, manifest, write_manifest
 from roundelay.speech.corpus import Corpus
 from roundelay.speech.synth.lexicon import DIGITS, dictionary, words

@@ -18,7 +18,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from roundelay.speech.cache import DataError, cache_folder, fingerprint
+from roundelay.errors import DataError
+from roundelay.speech.cache import cache_folder, fingerprint
 from roundelay.speech.corpora.arks import ArkFrames, ArkVectors, beside, script
 from roundelay.speech.corpus import Corpus, FrameSource, Problems, Utterance, split_name
 from roundelay.speech.features import Frames

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from roundelay.speech.cache import DataError
+from roundelay.errors import DataError
 from roundelay.speech.corpus import Corpus, Problems, Utterance, split_name
 from roundelay.speech.segments import Segments, read_ctm
 

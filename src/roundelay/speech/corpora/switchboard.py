@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from roundelay.errors import MissingExtraError
-from roundelay.speech.cache import DataError, find_corpus
+from roundelay.errors import DataError, MissingExtraError
+from roundelay.speech.cache import find_corpus
 from roundelay.speech.corpus import Corpus, Problems, Utterance
 
 VALID_EVERY = 50  # calls: speakers of the validation split are in no other

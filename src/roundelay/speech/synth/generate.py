@@ -12,7 +12,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-from roundelay.speech.cache import DataError, cache_folder, fingerprint, locked
+from roundelay.errors import DataError
+from roundelay.speech.cache import cache_folder, fingerprint, locked
 from roundelay.speech.corpora.manifest import manifest, write_manifest
 from roundelay.speech.corpus import Corpus
 from roundelay.speech.segments import segments, write_ctm

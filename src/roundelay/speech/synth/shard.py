@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from roundelay.errors import DataError
 from roundelay.speech.audio import resampled
-from roundelay.speech.cache import DataError
 from roundelay.speech.synth.espeak import Espeak, Voice
 from roundelay.speech.synth.lexicon import mnemonics, phones, stressed
 from roundelay.speech.synth.sentences import sentence

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from roundelay.speech.cache import DataError
+from roundelay.errors import DataError
 from roundelay.speech.synth.espeak import Event, Sound
 
 SHORTEST_S = 0.03  # three states of a phone need three frames

@@ -4,6 +4,7 @@ RoundelayError
 ├── TopologyError       a graph, a mixing matrix or a number of learners that cannot work
 ├── StrategyError       a model, an optimizer or a setting that a strategy cannot work with
 ├── PeerLostError       a peer that was needed died, froze or left; names it
+├── DroppedError        the others go on without this learner, which was not heard of for too long
 ├── LaunchError         an environment that does not say which learner this is
 ├── ConfigError         a key, a value or a combination of settings that a run cannot have
 │   └── DataError       data that are not there, or not what they should be
@@ -40,6 +41,10 @@ class PeerLostError(RoundelayError, ConnectionError):
     def __init__(self, peer: int, reason: str) -> None:
         super().__init__(f"lost learner {peer}: {reason}")
         self.peer, self.reason = peer, reason
+
+
+class DroppedError(RoundelayError, ConnectionError):
+    """The others go on without this learner, which was not heard of for too long."""
 
 
 class LaunchError(RoundelayError, RuntimeError):

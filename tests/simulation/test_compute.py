@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from roundelay.errors import RoundelayError
-from roundelay.simulation.compute import constant, frozen, lognormal, slow_period, slowed, trace
+from roundelay.simulation.compute import constant, frozen, lognormal, measured, slow_period, slowed, trace
 
 
 def test_lognormal_times_have_the_mean_and_spread_asked_for():
@@ -46,3 +48,37 @@ def test_a_trace_is_played_again_and_again():
 def test_an_empty_trace_names_the_learner():
     with pytest.raises(RoundelayError, match="learner 1"):
         trace([[0.1], []])
+
+
+def rows(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def row(learner: int, steps: int, compute_s: float) -> dict[str, object]:
+    return {"kind": "learner", "learner": learner, "steps": steps, "compute_s": compute_s}
+
+
+def test_measured_times_are_those_between_the_rows_of_each_learner(tmp_path):
+    path = rows(
+        tmp_path / "metrics.jsonl",
+        row(0, 1, 0.5),  # 0.5 s in all
+        row(1, 2, 0.3),  # 0.6 s
+        {"kind": "evaluation", "split": "valid"},
+        row(0, 3, 0.3),  # 0.9 s, so 0.2 s each for the second and the third
+        row(0, 3, 0.4),  # told twice at the end
+    )
+    compute = measured(path)
+    assert [compute(0, step, 0.0) for step in range(3)] == pytest.approx([0.5, 0.2, 0.2])
+    assert [compute(1, step, 0.0) for step in range(2)] == pytest.approx([0.3, 0.3])
+
+
+def test_a_resumed_run_has_no_trace_from_its_beginning(tmp_path):
+    path = rows(tmp_path / "metrics.jsonl", row(0, 1, 0.5), {"kind": "event", "event": "resumed"}, row(0, 2, 0.5))
+    with pytest.raises(RoundelayError, match="resumed"):
+        measured(path)
+
+
+def test_a_learner_without_a_row_is_named(tmp_path):
+    with pytest.raises(RoundelayError, match="learner 0"):
+        measured(rows(tmp_path / "metrics.jsonl", row(1, 1, 0.5)))

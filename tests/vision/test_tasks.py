@@ -191,10 +191,22 @@ def test_damaged_files_are_left_out_of_evaluation_and_parts_add_up(imagenet):
     module = task.module().eval()
     whole = task.evaluate(module, "valid")
     parts = [task.evaluate(module, "test", part, 4) for part in range(4)]
-    assert whole["samples"] == 17
+    assert (whole["samples"], whole["unreadable"]) == (17, 1)
     assert whole["top5"] == 17, "with three classes the right one is always among five"
     assert {key: sum(each[key] for each in parts) for key in whole} == pytest.approx(whole)
     assert task.unreadable == 1
+
+
+@torch.no_grad()
+def test_the_log_says_how_many_training_images_could_not_be_read_once_for_each_number(imagenet, caplog):
+    task = mini(imagenet)
+    module = task.module().eval()
+    task.evaluate(module, "valid")
+    assert "training images" not in caplog.text, "none has been asked for"
+    task.batch(range(len(task)), rng())
+    for _ in range(2):
+        task.evaluate(module, "valid")
+    assert caplog.text.count("4 of 37 training images could not be read so far; others stood in for them") == 1
 
 
 @torch.no_grad()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from roundelay.errors import RoundelayError
+from roundelay.training.metrics import read_rows
 
 Compute = Callable[[int, int, float], float]
 """Seconds that `learner` computes in its own `step`, begun at virtual time `now`."""
@@ -76,3 +78,25 @@ def trace(seconds_of: Sequence[Sequence[float]]) -> Compute:
         return row[step % len(row)]
 
     return seconds
+
+
+def measured(metrics: Path) -> Compute:
+    """The trace of a real run, from its metrics.jsonl: what each learner computed from one of its rows to the next.
+
+    Steps between two rows count as equally long, so `--set metrics.every_s=0`, a row for every step, tells most.
+
+    Raises RoundelayError if the run was resumed, for then the rows do not begin at its first step, or if a learner is missing.
+    """
+    steps: dict[int, int] = {}
+    computed_s: dict[int, float] = {}
+    times: dict[int, list[float]] = {}
+    for row in read_rows(metrics):
+        if row.get("event") == "resumed":
+            raise RoundelayError(f"'{metrics}' is of a run that was resumed; give one that was not")
+        if row["kind"] != "learner" or row["steps"] == steps.get(row["learner"], 0):
+            continue
+        learner, total_s = row["learner"], row["compute_s"] * row["steps"]
+        new = row["steps"] - steps.get(learner, 0)
+        times.setdefault(learner, []).extend([max(total_s - computed_s.get(learner, 0.0), 0.0) / new] * new)
+        steps[learner], computed_s[learner] = row["steps"], total_s
+    return trace([times.get(learner, []) for learner in range(max(times, default=0) + 1)])

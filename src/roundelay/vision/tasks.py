@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,8 @@ from roundelay.vision import transforms
 from roundelay.vision.data import FashionMnistData, Labelled, find_fashion_mnist
 from roundelay.vision.folders import ClassFolder
 from roundelay.vision.resnet import fashion_resnet, imagenet_resnet
+
+log = logging.getLogger("roundelay")
 
 SHIFT = 2  # pixels, of a Fashion-MNIST image: more would push sleeves and heels out of it
 EVALUATION_BATCH = 250
@@ -163,7 +166,9 @@ class ImageNetConfig(TaskConfig):
 class ImageNet(Classification):
     """Images in class folders, decoded as they are asked for; both "valid" and "test" are val/, for test labels are secret.
 
-    An image that cannot be decoded is replaced by its neighbour in training, left out in evaluation, and counted.
+    An image that cannot be decoded is replaced by its neighbour in training, left out in evaluation, and counted: the
+    figure `unreadable` of an evaluation is how many there were for each image that was judged, and the log says how many of
+    the images to train on there were.
     """
 
     Config = ImageNetConfig
@@ -171,6 +176,7 @@ class ImageNet(Classification):
 
     def __init__(self, config: ImageNetConfig, seed: int) -> None:
         super().__init__(config, seed)
+        self._told = 0
         self.train, self.val = ClassFolder(Path(config.data) / "train"), ClassFolder(Path(config.data) / "val")
         if self.train.classes != self.val.classes:
             different = sorted(set(self.train.classes) ^ set(self.val.classes))
@@ -204,6 +210,18 @@ class ImageNet(Classification):
         images, labels = zip(*map(self.train.readable, samples), strict=True)
         size = self.config.image_size
         return torch.stack([transforms.for_training(each, size, generator) for each in images]), torch.tensor(labels)
+
+    def evaluate(self, module: nn.Module, split: str, part: int = 0, parts: int = 1) -> dict[str, float]:
+        """The sums of every classification, and `unreadable`; those among the training images are logged so far."""
+        sums = super().evaluate(module, split, part, parts)
+        if self.train.unreadable > self._told:
+            self._told = self.train.unreadable
+            log.warning(
+                "%d of %d training images could not be read so far; others stood in for them",
+                self._told,
+                len(self.train),
+            )
+        return sums | {"unreadable": len(range(part, len(self.val), parts)) - sums["samples"]}
 
     def evaluation_batches(self, split: str, part: int, parts: int) -> Iterator[Images]:
         """Centres of the images that can be decoded, by threads (Pillow's decoder runs without Python's lock)."""

@@ -47,11 +47,21 @@ def test_priors_and_transitions_come_from_the_training_split(config):
     assert ((ready.self_loops > 0) & (ready.self_loops < 1)).all()
 
 
-def test_a_flat_start_finds_most_of_the_times_that_it_was_not_told(config):
+def test_a_flat_start_finds_the_times_that_it_was_not_told_two_frames_early(config):
     told, found = prepared(config), prepared(replace(config, labels="flat-start"))
-    phones = [ready.tying.phone_of_state[ready.labels_N] for ready in (told, found)]
     assert (found.labels_N != UNLABELLED).all()
-    assert np.mean(phones[0] == phones[1]) > 0.75
+    phones = [ready.tying.phone_of_state[ready.labels_N] for ready in (told, found)]
+    spans = [span for split in ("train", "valid", "test") for span in told.spans(split)]
+
+    def agreement(frames_early):
+        moved = [(phones[0][i + frames_early : j], phones[1][i : j - frames_early]) for i, j in spans]
+        return np.mean(np.concatenate([one == other for one, other in moved]))
+
+    # A frame hears 25 ms from its place on, and its derivatives further ahead; nothing in a transcript tells on which side of a
+    # boundary such frames belong. So all boundaries come early by the same two frames: 0.82 as they are, 0.97 when moved.
+    assert agreement(0) > 0.75
+    assert agreement(2) > 0.95
+    assert agreement(2) == max(agreement(early) for early in range(6))
 
 
 def test_tied_triphones_refine_monophones(config):

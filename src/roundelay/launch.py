@@ -14,6 +14,7 @@ from torch import Tensor
 from roundelay.errors import LaunchError
 from roundelay.transport.base import Transport
 from roundelay.transport.process_group import NEVER, ProcessGroupCollectives
+from roundelay.transport.security import Security
 from roundelay.transport.sockets import SocketTransport
 from roundelay.transport.solo import SoloTransport
 from roundelay.transport.wire import this_host
@@ -64,7 +65,7 @@ class World:
             self.rank,
             self.size,
             listener,
-            secret,
+            Security(secret),
             ProcessGroupCollectives(),
             share_memory=share_memory,
             local_size=self.local_size,

@@ -14,6 +14,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from roundelay.transport.base import Collectives
+from roundelay.transport.security import Security
 from roundelay.transport.sockets import SocketTransport
 
 PATIENCE_S = 30.0
@@ -72,13 +73,13 @@ class MeetingCollectives(Collectives):
 @contextlib.contextmanager
 def loopback(size: int, *, share_memory: bool | list[bool] = True) -> Iterator[list[SocketTransport]]:
     """Connected transports, closed at the end."""
-    secret, meeting = secrets.token_bytes(32), Meeting()
+    security, meeting = Security(secrets.token_bytes(32)), Meeting()
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
     addresses = {rank: listener.getsockname()[:2] for rank, listener in enumerate(listeners)}
     shares = share_memory if isinstance(share_memory, list) else [share_memory] * size
     transports = [
         SocketTransport(
-            rank, size, listeners[rank], secret, MeetingCollectives(rank, meeting), share_memory=shares[rank]
+            rank, size, listeners[rank], security, MeetingCollectives(rank, meeting), share_memory=shares[rank]
         )
         for rank in range(size)
     ]

@@ -19,6 +19,7 @@ from roundelay.training.recipes import resolve
 from roundelay.training.trainer import Trainer
 from roundelay.training.worker import parties
 from roundelay.transport.base import Transport
+from roundelay.transport.security import Security
 from roundelay.transport.solo import SoloTransport
 
 _SEEDING = threading.Lock()  # processes have a generator each; threads share torch's, with which weights are drawn
@@ -52,14 +53,18 @@ def run_in_threads(
     """Train, from the checkpoint at `place` if given; afterwards the trainers, in order of rank."""
     if not (folder / rundir.CONFIG).exists():
         rundir.begin(folder, config, "a test")
-    size, secret, listener = config.learners, secrets.token_bytes(32), socket.create_server(("127.0.0.1", 0))
-    server = CoordinatorServer(listener, secret, parties(config, size, size))
+    size, security, listener = (
+        config.learners,
+        Security(secrets.token_bytes(32)),
+        socket.create_server(("127.0.0.1", 0)),
+    )
+    server = CoordinatorServer(listener, security, parties(config, size, size))
     resumed = None if place is None else checkpoint.at(folder / "checkpoints", place)
     if place is not None:
         checkpoint.abandon_after(folder / "checkpoints", place)
 
     def learn(rank: int, transport: Transport) -> Trainer:
-        coordinator = Coordinator(listener.getsockname()[:2], rank, secret)
+        coordinator = Coordinator(listener.getsockname()[:2], rank, security)
         with _SEEDING:
             trainer = Trainer(config, folder, ThreadWorld(rank, size, transport), coordinator)  # type: ignore[arg-type]
         prepare(trainer)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from roundelay.training.coordinator import Coordinator, CoordinatorServer, Cursor
+from roundelay.transport.security import Security
 
-SECRET = secrets.token_bytes(32)
+SECURITY = Security(secrets.token_bytes(32))
 
 
 @given(
@@ -33,11 +34,11 @@ def test_every_number_that_was_not_used_is_given_once(total, used, order):
 def desk():
     """A server of four learners in two parties, and a way to connect."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = CoordinatorServer(listener, SECRET, parties=[0, 0, 1, 1])
+    server = CoordinatorServer(listener, SECURITY, parties=[0, 0, 1, 1])
     lines = []
 
-    def connect(rank: int, secret: bytes = SECRET) -> Coordinator:
-        lines.append(Coordinator(listener.getsockname()[:2], rank, secret))
+    def connect(rank: int, security: Security = SECURITY) -> Coordinator:
+        lines.append(Coordinator(listener.getsockname()[:2], rank, security))
         return lines[-1]
 
     yield connect
@@ -97,7 +98,7 @@ def test_a_stranger_changes_nothing(desk):
     from roundelay.errors import HandshakeError
 
     with pytest.raises((HandshakeError, OSError)):
-        desk(0, secret=bytes(32))
+        desk(0, security=Security(bytes(32)))
     line = desk(0)
     line.begin(1, [])
     assert line.draw(0, 0) == 0

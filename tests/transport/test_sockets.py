@@ -15,7 +15,8 @@ from loopback import PATIENCE_S, loopback, outcomes, together
 from roundelay.errors import PeerLostError, StrategyError
 from roundelay.transport import sockets, wire
 from roundelay.transport.base import LEFT
-from roundelay.transport.wire import Header, Hello, Kind, Purpose
+from roundelay.transport.channel import Channel, Header, Kind
+from roundelay.transport.wire import Hello, Purpose
 
 ALL = (0, 1, 2)
 both = pytest.mark.parametrize("share_memory", [True, False], ids=["shared", "sockets"])
@@ -35,9 +36,9 @@ def raw_lane(transport, rank=1):
     """A connection to `transport` from somebody who knows the secret, and then sends what it likes."""
     address = transport._listener.getsockname()[:2]
     hello = Hello(rank, Purpose.LANE, os.getpid(), bytes(16))
-    connection, _ = wire.connect(address, hello, transport.rank, transport._secret)
+    connection, theirs = wire.connect(address, hello, transport.rank, transport._security)
     connection.settimeout(PATIENCE_S)
-    return connection
+    return Channel(connection, *theirs.keys)
 
 
 # Calls -----------------------------------------------------------------------------------------------------------------
@@ -294,8 +295,9 @@ def test_a_reply_that_cannot_be_sent_is_undone():
 
     with loopback(2, share_memory=False) as (a, _):
         a.serve(handler, undo=lambda peer, reply: undone.append((peer, reply.tolist())))
-        caller = raw_lane(a)
-        caller.sendall(Header(Kind.CALL, 4).pack() + b"abcd")
+        lane = raw_lane(a)
+        caller = lane.connection
+        lane.send(Header(Kind.CALL, 4), torch.tensor(list(b"abcd"), dtype=torch.uint8))
         assert inside.wait(PATIENCE_S)
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         caller.close()  # with a reset
@@ -305,12 +307,12 @@ def test_a_reply_that_cannot_be_sent_is_undone():
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\xff" * 32, Header(Kind.CALL, 2**50).pack(), b"abc"], ids=["kind", "size", "short"]
+    "garbage", [b"\xff" * 48, Header(Kind.CALL, 8).pack() + bytes(16), b"abc"], ids=["kind", "seal", "short"]
 )
 def test_garbage_on_a_lane_ends_that_connection_and_nothing_else(garbage, caplog):
     with loopback(2) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):
         a.serve(lambda peer, buffer: buffer.add_(1))
-        with raw_lane(a) as lane:
+        with raw_lane(a).connection as lane:
             lane.sendall(garbage)
             lane.shutdown(socket.SHUT_WR)
             assert lane.recv(100) == b""
@@ -414,7 +416,8 @@ def test_a_caller_that_freezes_in_the_middle_of_a_request_does_not_hang_close():
         a._payload = blocked
         a.serve(lambda peer, request: None)
         with b._lane(0) as lane:
-            lane.connection.sendall(Header(Kind.CALL, 1000).pack() + b"only the beginning")
+            lane.channel.send(Header(Kind.CALL, 1000))
+            lane.connection.sendall(b"only the beginning")
             assert received.wait(PATIENCE_S)
             closing = threading.Thread(target=a.close)
             closing.start()

@@ -1,18 +1,17 @@
 import contextlib
 import os
 import socket
-import struct
 import threading
 
 import pytest
-import torch
 from hypothesis import example, given, strategies as st
 
 from roundelay.errors import HandshakeError
 from roundelay.transport import wire
-from roundelay.transport.wire import Header, Hello, Kind, Purpose
+from roundelay.transport.security import Security
+from roundelay.transport.wire import Hello, Purpose
 
-SECRET = b"s" * 32
+SECURITY = Security(b"s" * 32)
 HOST = b"h" * 16
 
 
@@ -26,8 +25,8 @@ def pair():
 
 
 @contextlib.contextmanager
-def answering(rank=1, secret=SECRET):
-    """A learner that answers one handshake; what became of it."""
+def served_once(serve):
+    """A listener whose first connection is given to `serve`; its address, and what became of it."""
     outcome = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -35,7 +34,7 @@ def answering(rank=1, secret=SECRET):
             connection, _ = listener.accept()
             with connection:
                 try:
-                    outcome.append(wire.accept(connection, rank, HOST, secret))
+                    outcome.append(serve(connection))
                 except OSError as error:
                     outcome.append(error)
 
@@ -47,6 +46,11 @@ def answering(rank=1, secret=SECRET):
             thread.join(10)
 
 
+def answering(rank=1, security=SECURITY):
+    """A learner that answers one handshake."""
+    return served_once(lambda connection: wire.accept(connection, rank, HOST, security)[1])
+
+
 def mine(rank=0, purpose=Purpose.LANE):
     return Hello(rank, purpose, os.getpid(), HOST)
 
@@ -54,149 +58,186 @@ def mine(rank=0, purpose=Purpose.LANE):
 @pytest.mark.parametrize("purpose", list(Purpose))
 def test_two_learners_of_one_run_learn_who_the_other_is(purpose):
     with answering(rank=1) as (address, outcome):
-        connection, theirs = wire.connect(address, mine(0, purpose), 1, SECRET)
+        connection, theirs = wire.connect(address, mine(0, purpose), 1, SECURITY)
         connection.close()
     assert theirs == Hello(1, purpose, os.getpid(), HOST)
     assert outcome == [mine(0, purpose)]
 
 
-def test_a_wrong_secret_is_refused_by_who_answers():
+def test_both_ends_have_the_same_keys_which_nobody_had_before():
+    seen = set()
+    for _ in range(2):
+        with answering() as (address, outcome):
+            connection, theirs = wire.connect(address, mine(), 1, SECURITY)
+            connection.close()
+        assert theirs.keys == outcome[0].keys[::-1]
+        seen.update(theirs.keys)
+    assert len(seen) == 4
+    assert all(len(key) == 32 for key in seen)
+
+
+@pytest.mark.parametrize("wrong", [Security(b"wrong" * 6), Security(SECURITY.secret, run="another")])
+def test_a_wrong_secret_or_another_run_is_refused_by_who_answers(wrong):
     with answering() as (address, outcome), pytest.raises(ConnectionError):
-        wire.connect(address, mine(), 1, b"wrong" * 6)
+        wire.connect(address, mine(), 1, wrong)
     assert isinstance(outcome[0], HandshakeError)
     assert "secret" in str(outcome[0])
 
 
 def test_an_answer_from_somebody_without_the_secret_is_refused():
-    hello = wire._HELLO.pack(1, Purpose.LANE, 1, HOST, bytes(16))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    def impostor(connection):
+        connection.sendall(wire.MAGIC + bytes(16))
+        connection.recv(1000)
+        connection.sendall(wire._ANSWER.pack(1, 1, HOST) + bytes(32))
 
-        def impostor():
-            connection, _ = listener.accept()
-            with connection:
-                connection.sendall(wire.MAGIC + bytes(16))
-                connection.recv(1000)
-                connection.sendall(hello + bytes(32))
-
-        thread = threading.Thread(target=impostor)
-        thread.start()
-        with pytest.raises(HandshakeError, match="secret"):
-            wire.connect(listener.getsockname()[:2], mine(), 1, SECRET)
-        thread.join(10)
+    with served_once(impostor) as (address, _), pytest.raises(HandshakeError, match="secret"):
+        wire.connect(address, mine(), 1, SECURITY)
 
 
-def test_a_proof_cannot_be_sent_back_to_its_maker():
+def test_a_proof_sent_back_to_its_maker_is_refused():
     """Both sides prove with the same secret, so a reflected message must not pass for an answer."""
-    transcript = b"challenge"
-    assert wire._proof(SECRET, b"caller", transcript) != wire._proof(SECRET, b"answerer", transcript)
+
+    def mirror(connection):
+        connection.sendall(wire.MAGIC + bytes(16))
+        call = connection.recv(1000)
+        connection.sendall(call[: wire._ANSWER.size] + call[-32:])
+
+    with served_once(mirror) as (address, _), pytest.raises(HandshakeError, match="secret"):
+        wire.connect(address, mine(), 1, SECURITY)
 
 
-def test_another_learner_than_expected_is_refused():
+def test_a_recorded_handshake_cannot_be_played_again():
+    recorded = []
+
+    def tapped(connection):
+        class Tap:
+            def __getattr__(self, name):
+                return getattr(connection, name)
+
+            def recv(self, nbytes):
+                recorded.append(connection.recv(nbytes))
+                return recorded[-1]
+
+        return wire.accept(Tap(), 1, HOST, SECURITY)[1]
+
+    with served_once(tapped) as (address, outcome):
+        wire.connect(address, mine(), 1, SECURITY)[0].close()
+    assert outcome == [mine()]
+    with pair() as (ours, theirs):
+        theirs.sendall(b"".join(recorded))
+        with pytest.raises(HandshakeError, match="secret"):
+            wire.accept(ours, 1, HOST, SECURITY)
+
+
+def test_a_recorded_answer_cannot_be_played_again():
+    said = []
+
+    def tapped(connection):
+        class Tap:
+            def __getattr__(self, name):
+                return getattr(connection, name)
+
+            def sendall(self, data):
+                said.append(data)
+                connection.sendall(data)
+
+        return wire.accept(Tap(), 1, HOST, SECURITY)[1]
+
+    with served_once(tapped) as (address, _):
+        wire.connect(address, mine(), 1, SECURITY)[0].close()
+    challenge, answer = said
+
+    def replay(connection):
+        connection.sendall(challenge)
+        connection.recv(1000)
+        connection.sendall(answer)
+
+    with served_once(replay) as (address, _), pytest.raises(HandshakeError, match="secret"):
+        wire.connect(address, mine(), 1, SECURITY)
+
+
+@given(position=st.integers(0, wire._CALL.size + 31), bit=st.integers(0, 7))
+def test_no_bit_of_a_call_can_be_changed_on_the_way(position, bit):
+    call = wire._CALL.pack(0, 1, Purpose.LANE, 7, HOST, b"n" * 16)
+    challenge = b"c" * 24
+    message = bytearray(call + wire._proof(SECURITY, b"caller", challenge + call))
+    assert wire._checked(SECURITY, b"caller", challenge, bytes(message)) == challenge + call
+    message[position] ^= 1 << bit
+    with pytest.raises(HandshakeError, match="secret"):
+        wire._checked(SECURITY, b"caller", challenge, bytes(message))
+
+
+def test_another_learner_than_expected_is_refused_by_both_ends():
+    with answering(rank=2) as (address, outcome), pytest.raises(ConnectionError):
+        wire.connect(address, mine(), 1, SECURITY)
+    assert "learner 0 expected learner 1 here, which is learner 2" in str(outcome[0])
+
+
+def test_an_answer_in_the_name_of_another_learner_is_refused():
+    def liar(connection):
+        challenge = wire.MAGIC + bytes(16)
+        connection.sendall(challenge)
+        call = connection.recv(1000)[: wire._CALL.size]
+        answer = wire._ANSWER.pack(2, 1, HOST)
+        connection.sendall(answer + wire._proof(SECURITY, b"answerer", challenge + call + answer))
+
     with (
-        answering(rank=2) as (address, _),
+        served_once(liar) as (address, _),
         pytest.raises(HandshakeError, match=r"expected learner 1 .* found learner 2"),
     ):
-        wire.connect(address, mine(), 1, SECRET)
+        wire.connect(address, mine(), 1, SECURITY)
 
 
 def test_a_server_that_is_no_learner_is_refused():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    def web_server(connection):
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-        def web_server():
-            connection, _ = listener.accept()
-            with connection:
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        thread = threading.Thread(target=web_server)
-        thread.start()
-        with pytest.raises(HandshakeError, match="no learner of this version"):
-            wire.connect(listener.getsockname()[:2], mine(), 1, SECRET)
-        thread.join(10)
+    with served_once(web_server) as (address, _), pytest.raises(HandshakeError, match="no learner of this version"):
+        wire.connect(address, mine(), 1, SECURITY)
 
 
 @given(garbage=st.binary(max_size=200))
 @example(b"")
 @example(b"GET / HTTP/1.1\r\nHost: learner\r\n\r\n" * 4)
-def test_garbage_instead_of_a_hello_raises_a_connection_error(garbage):
+def test_garbage_instead_of_a_call_raises_a_connection_error(garbage):
     with pair() as (ours, theirs):
         theirs.sendall(garbage)
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionError):
-            wire.accept(ours, 0, HOST, SECRET)
+            wire.accept(ours, 0, HOST, SECURITY)
 
 
 def test_an_unknown_purpose_is_refused_even_from_who_knows_the_secret():
-    challenge = b"c" * 24
-    hello = wire._HELLO.pack(3, 77, 1, HOST, bytes(16))
-    with pytest.raises(HandshakeError, match="purpose 77, which no learner sends"):
-        wire._checked(SECRET, b"caller", challenge, hello + wire._proof(SECRET, b"caller", challenge + hello))
+    with answering() as (address, outcome), socket.create_connection(address, timeout=5) as connection:
+        challenge = connection.recv(1000)
+        call = wire._CALL.pack(0, 1, 77, 1, HOST, bytes(16))
+        connection.sendall(call + wire._proof(SECURITY, b"caller", challenge + call))
+        assert connection.recv(1000) == b""
+    assert "purpose 77, which no learner sends" in str(outcome[0])
 
 
 def test_a_silent_caller_is_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setattr(wire, "HANDSHAKE_S", 0.05)
     with pair() as (ours, _), pytest.raises(TimeoutError):
-        wire.accept(ours, 0, HOST, SECRET)
+        wire.accept(ours, 0, HOST, SECURITY)
 
 
-# Messages ------------------------------------------------------------------------------------------------------------
-
-headers = st.builds(
-    Header,
-    kind=st.sampled_from(Kind),
-    nbytes=st.integers(0, wire.MESSAGE_LIMIT_BYTES),
-    round=st.integers(0, 2**64 - 1),
-    shared_fd=st.integers(-1, 2**31 - 1),
-    offset=st.integers(0, wire.MESSAGE_LIMIT_BYTES),
-)
-
-
-@given(headers)
-def test_a_header_arrives_as_it_was_sent(header):
+def test_a_caller_that_sends_a_byte_now_and_then_is_not_waited_for_either(monkeypatch):
+    monkeypatch.setattr(wire, "HANDSHAKE_S", 0.1)
+    stop = threading.Event()
     with pair() as (ours, theirs):
-        wire.send(ours, header)
-        assert wire.receive_header(theirs) == header
 
+        def trickle():
+            with contextlib.suppress(OSError):
+                while not stop.wait(0.02):
+                    theirs.sendall(b"x")
 
-@given(st.binary(max_size=80))
-@example(struct.pack("!BxxxiQQQ", 99, -1, 0, 0, 0))
-@example(struct.pack("!BxxxiQQQ", 1, -1, 0, 2**63, 0))
-def test_any_bytes_are_a_header_or_a_clean_refusal(garbage):
-    with pair() as (ours, theirs):
-        theirs.sendall(garbage)
-        theirs.shutdown(socket.SHUT_WR)
-        try:
-            header = wire.receive_header(ours)
-        except ConnectionError:
-            return
-        assert header.kind in Kind
-        assert header.nbytes <= wire.MESSAGE_LIMIT_BYTES
-
-
-def test_an_absurd_size_is_refused():
-    with pair() as (ours, theirs):
-        theirs.sendall(Header(Kind.CALL, 2**50).pack())
-        with pytest.raises(HandshakeError, match="more than any model has"):
-            wire.receive_header(ours)
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, 3 * 2**20])
-def test_a_payload_arrives_whole(nbytes):
-    payload, received = torch.randint(0, 256, (nbytes,), dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
-    with pair() as (ours, theirs):
-        sender = threading.Thread(target=wire.send, args=(ours, Header(Kind.CALL, nbytes), payload))
-        sender.start()
-        assert wire.receive_header(theirs).nbytes == nbytes
-        wire.receive_into(theirs, received)
-        sender.join(10)
-    assert torch.equal(payload, received)
-
-
-def test_a_stream_that_ends_early_is_an_error():
-    with pair() as (ours, theirs):
-        theirs.sendall(b"abc")
-        theirs.shutdown(socket.SHUT_WR)
-        with pytest.raises(ConnectionError, match="in the middle of a message"):
-            wire.receive_into(ours, torch.zeros(10, dtype=torch.uint8))
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        with pytest.raises(TimeoutError):
+            wire.accept(ours, 0, HOST, SECURITY)
+        stop.set()
+        thread.join(5)
 
 
 def test_processes_of_one_machine_know_each_other():

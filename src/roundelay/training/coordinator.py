@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from roundelay.transport import wire
+from roundelay.transport.security import Security
 from roundelay.transport.wire import Hello, Purpose
 
 _REQUEST = struct.Struct("!cqq")
@@ -63,12 +64,12 @@ class CoordinatorServer:
 
     Args:
         listener: whose address learners know.
-        secret: what they must prove to know.
+        security: what they must prove to know.
         parties: of every learner, the number of its party: those which must end with the same step.
     """
 
-    def __init__(self, listener: socket.socket, secret: bytes, parties: Sequence[int]) -> None:
-        self._listener, self._secret = listener, secret
+    def __init__(self, listener: socket.socket, security: Security, parties: Sequence[int]) -> None:
+        self._listener, self._security = listener, security
         self._cursor: Cursor | None = None
         self._parties = list(parties)
         self._changed = threading.Condition()
@@ -87,7 +88,8 @@ class CoordinatorServer:
 
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
-            peer = wire.accept(connection, 0, bytes(16), self._secret).rank
+            connection, hello = wire.accept(connection, 0, bytes(16), self._security)
+            peer = hello.rank
             if not 0 <= peer < len(self._parties):
                 return
             try:
@@ -142,8 +144,8 @@ class CoordinatorServer:
 class Coordinator:
     """A learner's line to the server."""
 
-    def __init__(self, address: tuple[str, int], rank: int, secret: bytes) -> None:
-        self._connection, _ = wire.connect(address, Hello(rank, Purpose.DRAWS, 0, bytes(16)), 0, secret)
+    def __init__(self, address: tuple[str, int], rank: int, security: Security) -> None:
+        self._connection, _ = wire.connect(address, Hello(rank, Purpose.DRAWS, 0, bytes(16)), 0, security)
         self._lock = threading.Lock()
 
     def begin(self, total: int, used: Sequence[int]) -> None:

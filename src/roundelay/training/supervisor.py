@@ -23,6 +23,7 @@ from roundelay.training.coordinator import CoordinatorServer
 from roundelay.training.display import Display
 from roundelay.training.metrics import JsonLines
 from roundelay.training.worker import ADDRESS, SECRET, parties
+from roundelay.transport.security import Security
 
 LOOK_EVERY_S = 0.2
 
@@ -41,7 +42,8 @@ class Supervisor:
         results = self.folder / rundir.RESULTS
         results.unlink(missing_ok=True)
         secret, listener = secrets.token_bytes(32), socket.create_server(("127.0.0.1", 0))
-        server = CoordinatorServer(listener, secret, parties(self.config, self.config.learners, self.config.learners))
+        sides = parties(self.config, self.config.learners, self.config.learners)
+        server = CoordinatorServer(listener, Security(secret), sides)
         store, found = host_store()
         host, port = listener.getsockname()
         environment = found | {ADDRESS: f"{host}:{port}", SECRET: secret.hex()}

@@ -21,6 +21,7 @@ from roundelay.training.config import Config
 from roundelay.training.coordinator import Coordinator, CoordinatorServer
 from roundelay.training.recipes import read_toml, resolve
 from roundelay.training.trainer import Trainer
+from roundelay.transport.security import Security
 
 ADDRESS, SECRET = "ROUNDELAY_COORDINATOR", "ROUNDELAY_SECRET"
 _ADDRESS_BYTES, _SECRET_BYTES = 64, 32
@@ -34,15 +35,15 @@ def learn(config: Config, folder: Path, world: World, coordinator: Coordinator, 
 
 def join(config: Config, folder: Path, world: World, place: int | None) -> bool:
     """As one of the learners that torchrun or Slurm has started; learner 0 coordinates."""
-    secret = gather_bytes(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
+    security = Security(gather_bytes(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0])
     one_machine = world.local_size == world.size
     host = "127.0.0.1" if one_machine else socket.gethostbyname(socket.gethostname())
     listener = socket.create_server((host, 0), backlog=world.size + 16) if world.rank == 0 else None
     mine = f"{host}:{listener.getsockname()[1]}".encode() if listener else b""
     address = gather_bytes(mine, _ADDRESS_BYTES)[0].rstrip(b"\0").decode()
     if listener:
-        CoordinatorServer(listener, secret, parties(config, world.size, world.local_size))
-    return learn(config, folder, world, _coordinator(address, world.rank, secret), place)
+        CoordinatorServer(listener, security, parties(config, world.size, world.local_size))
+    return learn(config, folder, world, _coordinator(address, world.rank, security), place)
 
 
 def parties(config: Config, size: int, local_size: int) -> list[int]:
@@ -51,9 +52,9 @@ def parties(config: Config, size: int, local_size: int) -> list[int]:
     return [rank // members for rank in range(size)]
 
 
-def _coordinator(address: str, rank: int, secret: bytes) -> Coordinator:
+def _coordinator(address: str, rank: int, security: Security) -> Coordinator:
     host, port = address.rsplit(":", 1)
-    return Coordinator((host, int(port)), rank, secret)
+    return Coordinator((host, int(port)), rank, security)
 
 
 def _stop_with_the_supervisor() -> None:
@@ -74,7 +75,8 @@ def main(folder: Path, place: int | None) -> int:
     try:
         config = resolve(read_toml(folder / rundir.CONFIG))
         world = roundelay.init()
-        coordinator = _coordinator(os.environ[ADDRESS], world.rank, bytes.fromhex(os.environ[SECRET]))
+        security = Security(bytes.fromhex(os.environ[SECRET]))
+        coordinator = _coordinator(os.environ[ADDRESS], world.rank, security)
         learn(config, folder, world, coordinator, place)
     except RoundelayError as error:
         sys.stderr.write(f"roundelay: error: {error}\n")

@@ -24,9 +24,11 @@ from roundelay.errors import HandshakeError, PeerLostError
 from roundelay.membership.pulse import BEAT_S
 from roundelay.transport import shared, wire
 from roundelay.transport.base import Collectives, Handler, Transport
+from roundelay.transport.channel import Channel, Header, Kind
+from roundelay.transport.security import Security
 from roundelay.transport.swaps import SwapBoard
 from roundelay.transport.watch import Event, Watch
-from roundelay.transport.wire import Header, Hello, Kind, Purpose
+from roundelay.transport.wire import Hello, Purpose
 
 log = logging.getLogger("roundelay")
 
@@ -42,12 +44,16 @@ class _Lane:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # one request at a time
-        self.opened: tuple[socket.socket, Hello] | None = None
+        self.opened: tuple[Channel, Hello] | None = None
+
+    @property
+    def channel(self) -> Channel:
+        assert self.opened is not None
+        return self.opened[0]
 
     @property
     def connection(self) -> socket.socket:
-        assert self.opened is not None
-        return self.opened[0]
+        return self.channel.connection
 
     @property
     def peer(self) -> Hello:
@@ -62,7 +68,7 @@ class SocketTransport(Transport):
         rank: this learner.
         size: how many there are.
         listener: a socket that peers know the address of.
-        secret: what every connection must prove to know.
+        security: what every connection must prove to know.
         collectives: sums and broadcasts, which run elsewhere.
         share_memory: let learners of this machine exchange through shared memory.
         local_size: how many learners this machine has; all of them unless said.
@@ -73,14 +79,14 @@ class SocketTransport(Transport):
         rank: int,
         size: int,
         listener: socket.socket,
-        secret: bytes,
+        security: Security,
         collectives: Collectives,
         *,
         share_memory: bool = True,
         local_size: int | None = None,
     ) -> None:
         super().__init__(rank, size, local_size)
-        self._listener, self._secret, self._collectives = listener, secret, collectives
+        self._listener, self._security, self._collectives = listener, security, collectives
         self._memory = shared.SharedMemory() if share_memory and shared.available() else None
         self._host = wire.this_host() if self._memory else bytes(16)  # a learner that shares nothing is like nobody
         self._addresses: dict[int, Address] = {}
@@ -115,7 +121,7 @@ class SocketTransport(Transport):
         for peer, address in self._addresses.items():
             if peer > self.rank:
                 hello = Hello(self.rank, Purpose.WATCH, os.getpid(), self._host)
-                connection, _ = wire.connect(address, hello, peer, self._secret)
+                connection, _ = wire.connect(address, hello, peer, self._security)
                 self._watch.add(peer, connection)
         absent = self._watch.wait_for((peer for peer in self._addresses if peer < self.rank), ARRIVAL_S)
         if absent is not None:
@@ -139,11 +145,11 @@ class SocketTransport(Transport):
             if source is not None and header.shared_fd >= 0:
                 buffer.copy_(source)  # the peer answers in our memory
             self._send(lane, header, buffer if source is None else source)
-            reply = wire.receive_header(lane.connection)
+            reply = lane.channel.receive()
             if reply.kind == Kind.REFUSED:
                 raise PeerLostError(peer, "it serves no more calls")
             if header.shared_fd < 0:
-                wire.receive_into(lane.connection, buffer)
+                lane.channel.receive_into(buffer)
                 self.traffic.received(buffer.nbytes)
 
     def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:
@@ -161,7 +167,7 @@ class SocketTransport(Transport):
             header = self._announce(lane, Kind.SWAP, outgoing, round)
             self._send(lane, header, outgoing)
             if header.shared_fd >= 0:
-                wire.receive_header(lane.connection)  # taken: the buffer may change again
+                lane.channel.receive()  # taken: the buffer may change again
 
     def _send_final(self, peer: int, round: int, final: Tensor) -> None:
         def push() -> None:
@@ -176,7 +182,7 @@ class SocketTransport(Transport):
         return Header(kind, buffer.nbytes, round, fd, offset)
 
     def _send(self, lane: _Lane, header: Header, payload: Tensor) -> None:
-        nbytes = wire.send(lane.connection, header, payload if header.shared_fd < 0 else None)
+        nbytes = lane.channel.send(header, payload if header.shared_fd < 0 else None)
         self.traffic.sent(lane.peer.rank, nbytes)
 
     @contextlib.contextmanager
@@ -188,7 +194,8 @@ class SocketTransport(Transport):
             self._refuse_lost(peer)
             if lane.opened is None:
                 hello = Hello(self.rank, Purpose.LANE, os.getpid(), self._host)
-                lane.opened = wire.connect(self._addresses[peer], hello, peer, self._secret)
+                connection, theirs = wire.connect(self._addresses[peer], hello, peer, self._security)
+                lane.opened = Channel(connection, *theirs.keys), theirs
                 self._refuse_lost(peer)  # meanwhile? then nobody has shut this connection down
             yield lane
 
@@ -246,7 +253,7 @@ class SocketTransport(Transport):
 
     def _welcome(self, connection: socket.socket) -> None:
         try:
-            hello = wire.accept(connection, self.rank, self._host, self._secret)
+            connection, hello = wire.accept(connection, self.rank, self._host, self._security)
         except OSError as error:
             self._forget(connection)
             if not self._closed:
@@ -260,9 +267,10 @@ class SocketTransport(Transport):
         _yield_to_training()
         with self._state:
             self._accepted[connection] = hello.rank
+        channel = Channel(connection, *hello.keys)
         try:
             while True:
-                self._serve_one(connection, hello)
+                self._serve_one(channel, hello)
         except HandshakeError as error:
             log.warning("learner %d closed a connection of learner %d: %s", self.rank, hello.rank, error)
         except OSError:
@@ -277,16 +285,16 @@ class SocketTransport(Transport):
             self._accepted.pop(connection, None)
         connection.close()
 
-    def _serve_one(self, connection: socket.socket, peer: Hello) -> None:
-        header = wire.receive_header(connection)
+    def _serve_one(self, channel: Channel, peer: Hello) -> None:
+        header = channel.receive()
         if header.kind == Kind.SWAP:
-            self._take_swap(connection, header, peer)
+            self._take_swap(channel, header, peer)
             return
         self._serving.wait()
         with self._slot:
-            request = self._payload(connection, header, peer)
+            request = self._payload(channel, header, peer)
             if self._handler is None:
-                wire.send(connection, Header(Kind.REFUSED, 0))
+                channel.send(Header(Kind.REFUSED, 0))
                 return
             try:
                 self._handler(peer.rank, request)
@@ -295,14 +303,14 @@ class SocketTransport(Transport):
                 raise ConnectionAbortedError("the handler failed") from error
             try:
                 reply = Header(Kind.REPLY, header.nbytes, shared_fd=header.shared_fd)
-                nbytes = wire.send(connection, reply, request if header.shared_fd < 0 else None)
+                nbytes = channel.send(reply, request if header.shared_fd < 0 else None)
                 self.traffic.sent(peer.rank, nbytes)
             except OSError:
                 if self._undo:
                     self._undo(peer.rank, request)
                 raise
 
-    def _payload(self, connection: socket.socket, header: Header, peer: Hello) -> Tensor:
+    def _payload(self, channel: Channel, header: Header, peer: Hello) -> Tensor:
         """The request: in the caller's own memory, or received into our one request buffer."""
         if header.shared_fd >= 0:
             assert self._memory is not None
@@ -310,22 +318,20 @@ class SocketTransport(Transport):
         if self._request.nbytes < header.nbytes:
             self._request = torch.empty(header.nbytes, dtype=torch.uint8)
         request = self._request[: header.nbytes]
-        wire.receive_into(connection, request)
+        channel.receive_into(request)
         self.traffic.received(header.nbytes)
         return request
 
-    def _take_swap(self, connection: socket.socket, header: Header, peer: Hello) -> None:
+    def _take_swap(self, channel: Channel, header: Header, peer: Hello) -> None:
         """Wait until we have come to that round ourselves; the payload waits in the socket or in the peer's memory."""
         target = self._swaps.target(header.round, peer.rank)
         if header.shared_fd >= 0:
             assert self._memory is not None
             if target is not None:
                 target.copy_(self._memory.map(peer.pid, header.shared_fd, header.offset, header.nbytes))
-            wire.send(connection, Header(Kind.TAKEN, 0))
+            channel.send(Header(Kind.TAKEN, 0))
         else:
-            wire.receive_into(
-                connection, target if target is not None else torch.empty(header.nbytes, dtype=torch.uint8)
-            )
+            channel.receive_into(target if target is not None else torch.empty(header.nbytes, dtype=torch.uint8))
             self.traffic.received(header.nbytes)
         self._swaps.received(header.round, peer.rank)
 

@@ -1,4 +1,4 @@
-"""Bytes on a socket: framed headers, whole buffers, and the handshake with which every connection begins."""
+"""The handshake with which every connection of a run begins: both ends prove that they know the run's secret."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ import os
 import secrets
 import socket
 import struct
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeVar
-
-from torch import Tensor
 
 from roundelay.errors import HandshakeError
+from roundelay.transport.channel import known
+from roundelay.transport.security import Security
 
-MAGIC = b"rndelay1"
+MAGIC = b"rndelay2"
 HANDSHAKE_S = 5.0
 SOCKET_BUFFER_BYTES = 4 * 2**20  # few wake-ups per model
 
-MESSAGE_LIMIT_BYTES = 2**40
-
-_HEADER = struct.Struct("!BxxxiQQQ")
-_HELLO = struct.Struct("!iBi16s16s")
-Name = TypeVar("Name", bound=IntEnum)
+_NONCE_BYTES, _PROOF_BYTES = 16, 32
+_CALL = struct.Struct(f"!iiBi16s{_NONCE_BYTES}s")  # caller, whom it wants, purpose, process, host, nonce
+_ANSWER = struct.Struct("!ii16s")  # answerer, process, host
 
 
 class Purpose(IntEnum):
@@ -35,39 +33,15 @@ class Purpose(IntEnum):
     DRAWS = 3  # a learner asks the coordinator of its run
 
 
-class Kind(IntEnum):
-    """What a message on a lane is."""
-
-    CALL = 1
-    REPLY = 2
-    REFUSED = 3
-    SWAP = 4
-    TAKEN = 5
-
-
-@dataclass(frozen=True)
-class Header:
-    """Precedes every payload. With `shared_fd` >= 0 there is none: it lies at `offset` of the sender's shared memory."""
-
-    kind: Kind
-    nbytes: int
-    round: int = 0
-    shared_fd: int = -1
-    offset: int = 0
-
-    def pack(self) -> bytes:
-        """As it travels."""
-        return _HEADER.pack(self.kind, self.shared_fd, self.round, self.nbytes, self.offset)
-
-
 @dataclass(frozen=True)
 class Hello:
-    """Who is at the other end."""
+    """Who is at the other end, and the keys of a Channel with it: of our messages, and of its."""
 
     rank: int
     purpose: Purpose
     pid: int
     host: bytes  # equal for processes that can map each other's memory
+    keys: tuple[bytes, bytes] = field(default=(b"", b""), repr=False, compare=False)
 
 
 def this_host() -> bytes:
@@ -89,102 +63,81 @@ def tune(connection: socket.socket) -> None:
     connection.settimeout(None)
 
 
-def connect(address: tuple[str, int], mine: Hello, expected: int, secret: bytes) -> tuple[socket.socket, Hello]:
-    """Connect to learner `expected` and prove to each other that both know the secret."""
+def connect(address: tuple[str, int], mine: Hello, expected: int, security: Security) -> tuple[socket.socket, Hello]:
+    """Connect to learner `expected` and prove to each other that both know the secret.
+
+    Raises HandshakeError if the other end is somebody else, OSError (of which it is one) if there is none.
+    """
+    deadline = time.monotonic() + HANDSHAKE_S
     connection = socket.create_connection(address, timeout=HANDSHAKE_S)
     try:
-        challenge = _receive(connection, len(MAGIC) + 16)
+        challenge = _receive(connection, len(MAGIC) + _NONCE_BYTES, deadline)
         if challenge[: len(MAGIC)] != MAGIC:
             raise HandshakeError(f"{address[0]}:{address[1]} is no learner of this version")
-        nonce = secrets.token_bytes(16)
-        hello = _HELLO.pack(mine.rank, mine.purpose, mine.pid, mine.host, nonce)
-        connection.sendall(hello + _proof(secret, b"caller", challenge + hello))
-        answer = _receive(connection, _HELLO.size + 32)
-        theirs = _checked(secret, b"answerer", challenge + hello, answer)
-        if theirs.rank != expected:
-            raise HandshakeError(
-                f"expected learner {expected} at {address[0]}:{address[1]}, found learner {theirs.rank}"
-            )
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        call = _CALL.pack(mine.rank, expected, mine.purpose, mine.pid, mine.host, nonce)
+        connection.sendall(call + _proof(security, b"caller", challenge + call))
+        answer = _receive(connection, _ANSWER.size + _PROOF_BYTES, deadline)
+        transcript = _checked(security, b"answerer", challenge + call, answer)
+        rank, pid, host = _ANSWER.unpack(answer[: _ANSWER.size])
+        if rank != expected:
+            raise HandshakeError(f"expected learner {expected} at {address[0]}:{address[1]}, found learner {rank}")
     except BaseException:
         connection.close()
         raise
     tune(connection)
-    return connection, theirs
+    return connection, Hello(rank, mine.purpose, pid, host, _keys(security, transcript))
 
 
-def accept(connection: socket.socket, rank: int, host: bytes, secret: bytes) -> Hello:
+def accept(connection: socket.socket, rank: int, host: bytes, security: Security) -> tuple[socket.socket, Hello]:
     """The other end of `connect`. Raises HandshakeError or OSError; the connection is the caller's to close."""
+    deadline = time.monotonic() + HANDSHAKE_S
     connection.settimeout(HANDSHAKE_S)
-    challenge = MAGIC + secrets.token_bytes(16)
+    challenge = MAGIC + secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(challenge)
-    message = _receive(connection, _HELLO.size + 32)
-    theirs = _checked(secret, b"caller", challenge, message)
+    message = _receive(connection, _CALL.size + _PROOF_BYTES, deadline)
+    transcript = _checked(security, b"caller", challenge, message)
+    caller, wanted, purpose, pid, their_host, _ = _CALL.unpack(message[: _CALL.size])
+    if wanted != rank:
+        raise HandshakeError(f"learner {caller} expected learner {wanted} here, which is learner {rank}")
     # A container or another user may keep us out of the caller's memory; being like no other host, it sends by socket.
-    reachable = theirs.host == host and os.access(f"/proc/{theirs.pid}/fd", os.R_OK | os.X_OK)
-    hello = _HELLO.pack(rank, theirs.purpose, os.getpid(), host if reachable else bytes(16), bytes(16))
-    connection.sendall(hello + _proof(secret, b"answerer", challenge + message[: _HELLO.size] + hello))
+    reachable = their_host == host and os.access(f"/proc/{pid}/fd", os.R_OK | os.X_OK)
+    answer = _ANSWER.pack(rank, os.getpid(), host if reachable else bytes(16))
+    connection.sendall(answer + _proof(security, b"answerer", transcript + answer))
     tune(connection)
-    return theirs
+    theirs, ours = _keys(security, transcript + answer)
+    return connection, Hello(caller, known(Purpose, purpose), pid, their_host, (ours, theirs))
 
 
-def _proof(secret: bytes, side: bytes, transcript: bytes) -> bytes:
-    return hmac.digest(secret, side + transcript, "sha256")
+def _proof(security: Security, side: bytes, transcript: bytes) -> bytes:
+    """Of who knows the secret. All that was said before is part of it, so with fresh nonces no proof serves twice."""
+    return hmac.digest(security.key(b"proof of the " + side), transcript, "sha256")
 
 
-def _checked(secret: bytes, side: bytes, before: bytes, message: bytes) -> Hello:
-    hello, proof = message[: _HELLO.size], message[_HELLO.size :]
-    if not hmac.compare_digest(proof, _proof(secret, side, before + hello)):
+def _keys(security: Security, transcript: bytes) -> tuple[bytes, bytes]:
+    """For messages of the caller, and of the answerer, on this connection only."""
+    key = security.key(b"session")
+    caller, answerer = (hmac.digest(key, side + transcript, "sha256") for side in (b"caller", b"answerer"))
+    return caller, answerer
+
+
+def _checked(security: Security, side: bytes, before: bytes, message: bytes) -> bytes:
+    """All that was said up to and with this message, if its proof is right."""
+    said, proof = before + message[:-_PROOF_BYTES], message[-_PROOF_BYTES:]
+    if not hmac.compare_digest(proof, _proof(security, side, said)):
         raise HandshakeError("the other end does not know this run's secret")
-    rank, purpose, pid, host, _ = _HELLO.unpack(hello)
-    return Hello(rank, _known(Purpose, purpose), pid, host)
+    return said
 
 
-def _known(names: type[Name], number: int) -> Name:
-    """Garbage ends the connection it came on, and nothing else."""
-    try:
-        return names(number)
-    except ValueError:
-        raise HandshakeError(f"the other end sent {names.__name__.lower()} {number}, which no learner sends") from None
-
-
-def send(connection: socket.socket, header: Header, payload: Tensor | None = None) -> int:
-    """Send a message; the number of bytes."""
-    packed = header.pack()
-    if payload is None:
-        connection.sendall(packed)
-        return len(packed)
-    connection.sendall(packed, socket.MSG_MORE)
-    connection.sendall(_bytes(payload))
-    return len(packed) + payload.nbytes
-
-
-def receive_header(connection: socket.socket) -> Header:
-    """The next header. Raises ConnectionError at the end of the stream, HandshakeError for what no learner sends."""
-    kind, shared_fd, round, nbytes, offset = _HEADER.unpack(_receive(connection, _HEADER.size))
-    if max(nbytes, offset) > MESSAGE_LIMIT_BYTES:
-        raise HandshakeError(f"the other end announced {nbytes} bytes at offset {offset}, more than any model has")
-    return Header(_known(Kind, kind), nbytes, round, shared_fd, offset)
-
-
-def receive_into(connection: socket.socket, buffer: Tensor) -> None:
-    """Fill `buffer`, in as few calls as the kernel allows."""
-    view = _bytes(buffer)
-    while view:
-        count = connection.recv_into(view, 0, socket.MSG_WAITALL)
-        if count == 0:
-            raise ConnectionError("the connection was closed in the middle of a message")
-        view = view[count:]
-
-
-def _receive(connection: socket.socket, nbytes: int) -> bytes:
+def _receive(connection: socket.socket, nbytes: int, deadline: float) -> bytes:
+    """Bytes of a handshake: one byte now and then does not keep us."""
     data = b""
     while len(data) < nbytes:
+        if (left := deadline - time.monotonic()) <= 0:
+            raise TimeoutError(f"the handshake was not over within {HANDSHAKE_S:g} s")
+        connection.settimeout(left)
         piece = connection.recv(nbytes - len(data))
         if not piece:
             raise ConnectionError("the connection was closed")
         data += piece
     return data
-
-
-def _bytes(buffer: Tensor) -> memoryview:
-    return memoryview(buffer.numpy())  # type: ignore[arg-type]  # NumPy says so from Python 3.12 on

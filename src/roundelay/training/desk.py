@@ -1,0 +1,341 @@
+"""What a rendezvous decides: who takes part, who has drawn what, when all have met. No sockets here, so that it can be tested.
+
+A learner *registers*, and from then on asks: for the next number of the budget, for the step with which to end, for a meeting
+of all that live. Whoever is silent for too long, or whose process is known to have ended, is dropped: the others hear of the
+next *generation* of the membership, and what the lost one had drawn goes back to the pool.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from roundelay.membership.pulse import SILENCE_S, Pulse
+from roundelay.training.cursor import Cursor
+from roundelay.training.messages import Message
+
+log = logging.getLogger("roundelay")
+
+AWAY_S = 2.0  # a learner whose connection broke has so long to come back
+NEVER_FORMED = -1
+
+Address = tuple[str, int]
+Tell = Callable[[Message], None]
+
+
+class Line(Protocol):
+    """The way to one learner."""
+
+    def send(self, message: Message) -> None:
+        """A message."""
+
+    def hang_up(self) -> None:
+        """End it."""
+
+
+@dataclass
+class _Member:
+    address: Address
+    line: Line | None
+    away_since: float = 0.0  # where there is no line
+    since: int = NEVER_FORMED  # the generation in which it came
+    healed: int = NEVER_FORMED  # the newest generation that it has taken up
+
+
+@dataclass
+class _Question:
+    """Asked and not answered yet."""
+
+    line: Line
+    learner: int
+    message: Message
+
+
+@dataclass
+class _Wound:
+    """A change of membership that not all have taken up yet."""
+
+    since: float
+    reasons: list[str] = field(default_factory=list)
+
+
+class Desk:
+    """The state of a rendezvous.
+
+    Args:
+        expected: how many learners begin together.
+        parties: of every learner, the number of its party: those which must end with the same step. One
+            that joins later is of the party if there is only one, else alone.
+        now: the time.
+        tell: hears of events: died, dropped, left, joined, healed.
+        minimum: with fewer living learners the run is saved and stopped.
+        info: told to everyone who registers.
+    """
+
+    def __init__(
+        self,
+        expected: int,
+        parties: Sequence[int],
+        now: Callable[[], float],
+        tell: Tell = lambda event: None,
+        minimum: int = 1,
+        info: Message | None = None,
+    ) -> None:
+        self._expected, self._minimum = expected, minimum
+        self._parties = list(parties)
+        self._now, self._tell = now, tell
+        self.info = info or {}
+        self.generation = NEVER_FORMED
+        self._members: dict[int, _Member] = {}
+        self._newest = expected - 1  # the largest number of a learner so far
+        self._lines: dict[Line, int] = {}
+        self._why_gone: dict[int, str] = {}
+        self._pulse = Pulse(now)
+        self._questions: list[_Question] = []
+        self._cursor: Cursor | None = None
+        self._draws_for: defaultdict[int, set[int]] = defaultdict(set)
+        self._recovering = False
+        self._stopped_at: int | None = None
+        self._stopping = ""
+        self._begun: dict[int, int] = {}  # of those that were asked to stop, the steps they have begun
+        self._wound: _Wound | None = None
+
+    @property
+    def living(self) -> list[int]:
+        """Who takes part."""
+        return sorted(self._members)
+
+    # What comes in -------------------------------------------------------------------------------------------------------
+
+    def handle(self, line: Line, message: Message) -> None:
+        """A message of a learner. Raises KeyError, TypeError or ValueError for what no learner sends."""
+        kind = message["kind"]
+        if kind == "register":
+            self._register(line, message)
+        elif (learner := self._lines.get(line)) is not None:
+            self._pulse.heard(learner)
+            if kind == "healed":
+                self._members[learner].healed = int(message["generation"])
+                self._check_healed()
+            elif kind == "bye":
+                self._leave(learner)
+            elif kind != "beat":
+                if kind == "last_step":
+                    self._begun[learner] = int(message["begun"])
+                self._questions.append(_Question(line, learner, message))
+        self._settle()
+
+    def closed(self, line: Line) -> None:
+        """A connection broke; its learner may come back on another."""
+        learner = self._lines.pop(line, None)
+        self._questions = [question for question in self._questions if question.line is not line]
+        if learner is not None and learner in self._members:
+            self._members[learner].line, self._members[learner].away_since = None, self._now()
+            self._pulse.forget(learner)
+
+    def died(self, learner: int, reason: str) -> None:
+        """It is known that this learner's process has ended."""
+        if learner in self._members:
+            self._drop(learner, "died", reason)
+            self._settle()
+
+    def tick(self) -> None:
+        """To be called about once a heartbeat: beat, and drop who is silent or has been away for too long."""
+        for learner in self._pulse.silent():
+            self._drop(learner, "dropped", f"no heartbeat for {SILENCE_S:g} s")
+        now = self._now()
+        for learner, member in list(self._members.items()):
+            if member.line is None and now - member.away_since > AWAY_S:
+                self._drop(learner, "died", f"its connection broke and it did not come back within {AWAY_S:g} s")
+        self._to_all({"kind": "beat"})
+        self._settle()
+
+    # Membership ------------------------------------------------------------------------------------------------------------
+
+    def _register(self, line: Line, message: Message) -> None:
+        number = message["id"]
+        known = int(message["generation"])
+        if self.generation != NEVER_FORMED and known != NEVER_FORMED and number not in self._members:
+            line.send(_answer(message, dropped=self._why_gone.get(number, "it was not heard of for too long")))
+            return
+        joins = self.generation != NEVER_FORMED and known == NEVER_FORMED
+        if joins and number in self._members:  # restarted faster than its death was noticed
+            self._drop(number, "died", "it was started again")
+        if number is None:
+            self._newest += 1
+            number = self._newest
+        learner = int(number)
+        self._newest = max(self._newest, learner)
+        if self.generation == NEVER_FORMED and known != NEVER_FORMED:
+            self._recover(message, known)
+        self._attach(learner, line, (str(message["address"][0]), int(message["address"][1])))
+        if self._cursor is not None:
+            self._cursor.use(message.get("used", ()))
+        self._questions.append(_Question(line, learner, message))
+        if joins:
+            self._event("joined", learner, "")
+            self._change(f"learner {learner} joined", but=learner)
+        elif self.generation == NEVER_FORMED and len(self._members) == self._expected:
+            self.generation = 0
+        self._recovering = self._recovering and any(member.line is None for member in self._members.values())
+
+    def _attach(self, learner: int, line: Line, address: Address) -> None:
+        if (before := self._members.get(learner)) and before.line is not None:
+            self._lines.pop(before.line, None)
+            before.line.hang_up()
+        self._members[learner] = _Member(address, line, since=self.generation)
+        self._lines[line] = learner
+        self._pulse.heard(learner)
+
+    def _recover(self, message: Message, known: int) -> None:
+        """This rendezvous was started anew in a running training: the first learner to come back tells who is there."""
+        log.warning("the rendezvous takes up a run that is under way, in generation %d", known + 1)
+        self.generation, self._recovering = known + 1, True
+        for other, (host, port) in message["living"].items():
+            self._members[int(other)] = _Member((host, port), None, self._now())
+            self._newest = max(self._newest, int(other))
+        if message.get("total") is not None:
+            self._cursor = Cursor(int(message["total"]), message.get("used", ()))
+
+    def _leave(self, learner: int) -> None:
+        self._remove(learner)
+        self._event("left", learner, "")
+        self._change("")
+
+    def _drop(self, learner: int, event: str, reason: str) -> None:
+        self._why_gone[learner] = reason
+        unfinished = self._remove(learner)
+        self._event(event, learner, reason, returned=len(unfinished))
+        self._change(f"learner {learner} {event}: {reason}")
+        if len(self._members) < self._minimum and not self._stopping:
+            self._stopping = f"{len(self._members)} learners live, fewer than the {self._minimum} that the run needs"
+            self._event("stopping", learner, self._stopping)
+            self._to_all({"kind": "stop", "reason": self._stopping})
+
+    def _remove(self, learner: int) -> list[int]:
+        member = self._members.pop(learner)
+        self._pulse.forget(learner)
+        self._questions = [question for question in self._questions if question.learner != learner]
+        if member.line is not None:
+            self._lines.pop(member.line, None)
+            member.line.hang_up()
+        self._recovering = self._recovering and any(other.line is None for other in self._members.values())
+        groups = self._draws_for.pop(learner, set())
+        return [number for group in groups for number in self._cursor.give_back(group)] if self._cursor else []
+
+    def _change(self, reason: str, but: int | None = None) -> None:
+        """The next generation: everyone hears of it, but the one that is answered anyway."""
+        self.generation += 1
+        if reason:
+            self._wound = self._wound or _Wound(self._now())
+            self._wound.reasons.append(reason)
+        for learner, member in self._members.items():
+            if learner != but and member.line is not None:
+                member.line.send({"kind": "membership", "reason": reason} | self._term())
+        self._check_healed()
+
+    def _check_healed(self) -> None:
+        if self._wound and all(member.healed >= self.generation for member in self._members.values()):
+            wound, self._wound = self._wound, None
+            self._event("healed", None, "; ".join(wound.reasons), seconds=round(self._now() - wound.since, 3))
+
+    def _event(self, event: str, learner: int | None, reason: str, **more: Any) -> None:  # noqa: ANN401
+        told = {"kind": "event", "event": event, "learner": learner, "reason": reason, "living": len(self._members)}
+        log.info("%s: learner %s %s", event, learner, reason)
+        self._tell(told | more)
+
+    def _term(self) -> Message:
+        return {"generation": self.generation, "living": {str(i): self._members[i].address for i in self.living}}
+
+    def _to_all(self, message: Message) -> None:
+        for member in list(self._members.values()):
+            if member.line is not None:
+                member.line.send(message)
+
+    # Questions -------------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Answer what can be answered now; an answer may make another possible."""
+        self._settle_meeting()
+        answered = True
+        while answered:
+            answered = False
+            for question in list(self._questions):
+                answer = self._answer(question)
+                if answer is not None:
+                    answered = True
+                    self._questions.remove(question)
+                    question.line.send(_answer(question.message, **answer))
+
+    def _answer(self, question: _Question) -> Message | None:
+        """What to say; None: not yet."""
+        message = question.message
+        kind = message["kind"]
+        if kind == "register":
+            if self.generation == NEVER_FORMED:
+                return None
+            return self._term() | {"id": question.learner, "info": self.info}
+        if kind == "begin":
+            self._cursor = self._cursor or Cursor(int(message["total"]), message["used"])  # all learners say the same
+            return {}
+        if kind == "draw":
+            return self._draw(question.learner, message)
+        if kind == "last_step":
+            return self._last_step(question.learner)
+        if kind == "mark":
+            if self._stopped_at is None:
+                self._stopped_at = self._cursor.given if self._cursor else 0
+            return {"number": self._stopped_at}
+        return None if kind == "meet" else {"error": f"no learner asks for '{kind}'"}
+
+    def _draw(self, learner: int, message: Message) -> Message | None:
+        if self._cursor is None or self._recovering:
+            return None
+        group = int(message["group"])
+        self._draws_for[learner].add(group)
+        self._cursor.done(group, int(message["done"]))
+        number = self._cursor.draw(group, int(message["index"]))
+        if number is None and message["patient"] and self._cursor.outstanding:
+            return None  # something may still be given back
+        return {"number": number}
+
+    def _last_step(self, learner: int) -> Message | None:
+        """The furthest step that anybody of the party has begun: all can finish it, for nobody has gone past."""
+        party = {other for other in {*self._members, *self._begun} if self._party(other) == self._party(learner)}
+        if not self._begun.keys() >= party & self._members.keys():
+            return None
+        return {"number": max(self._begun[member] for member in party & self._begun.keys())}
+
+    def _party(self, learner: int) -> int:
+        if learner < len(self._parties):
+            return self._parties[learner]
+        return 0 if set(self._parties) == {0} else learner
+
+    def _settle_meeting(self) -> None:
+        """All that live are here: they form the next generation, without those whom somebody here has lost."""
+        here = {question.learner: question for question in self._questions if question.message["kind"] == "meet"}
+        if not here or not here.keys() >= self._members.keys():
+            return
+        blamed = sorted(
+            peer
+            for question in here.values()
+            for peer in question.message["lost"]
+            if peer in self._members and self._members[peer].since <= question.message["generation"]
+        )
+        if blamed:  # alive, but cut off from another: who comes later in the order goes
+            self._drop(blamed[-1], "dropped", "others cannot reach it")
+            self._settle_meeting()
+            return
+        self.generation += 1
+        self._begun.clear()
+        values = {str(learner): question.message["value"] for learner, question in here.items()}
+        for question in here.values():
+            self._questions.remove(question)
+            question.line.send(_answer(question.message, values=values, **self._term()))
+
+
+def _answer(message: Message, **content: Any) -> Message:  # noqa: ANN401
+    return {"kind": "answer", "n": message["n"]} | content

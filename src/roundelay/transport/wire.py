@@ -97,7 +97,8 @@ def accept(connection: socket.socket, rank: int, host: bytes, security: Security
     connection.sendall(challenge)
     message = _receive(connection, _CALL.size + _PROOF_BYTES, deadline)
     transcript = _checked(security, b"caller", challenge, message)
-    caller, wanted, purpose, pid, their_host, _ = _CALL.unpack(message[: _CALL.size])
+    caller, wanted, number, pid, their_host, _ = _CALL.unpack(message[: _CALL.size])
+    purpose = known(Purpose, number)
     if wanted != rank:
         raise HandshakeError(f"learner {caller} expected learner {wanted} here, which is learner {rank}")
     # A container or another user may keep us out of the caller's memory; being like no other host, it sends by socket.
@@ -106,7 +107,7 @@ def accept(connection: socket.socket, rank: int, host: bytes, security: Security
     connection.sendall(answer + _proof(security, b"answerer", transcript + answer))
     tune(connection)
     theirs, ours = _keys(security, transcript + answer)
-    return connection, Hello(caller, known(Purpose, purpose), pid, their_host, (ours, theirs))
+    return connection, Hello(caller, purpose, pid, their_host, (ours, theirs))
 
 
 def _proof(security: Security, side: bytes, transcript: bytes) -> bytes:

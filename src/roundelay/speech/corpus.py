@@ -102,6 +102,19 @@ class FrameSource(Protocol):
         """Changes when the features may have changed."""
 
 
+class StateSource(Protocol):
+    """State numbers of frames by utterance that somebody else has found."""
+
+    def __contains__(self, id: object) -> bool:
+        """Whether an utterance has some."""
+
+    def __getitem__(self, id: str) -> NDArray[np.int32]:
+        """One for each frame."""
+
+    def fingerprint(self) -> str:
+        """Changes when the numbers may have changed."""
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Utterances and what belongs to all of them.
@@ -112,6 +125,7 @@ class Corpus:
         frames: features that replace our own, if the corpus brings them (T×F for an utterance).
         appended: more features beside the first (fMLLR, i-vectors), T×F or one vector for the whole utterance.
         pdfs: state numbers of each frame, if the corpus brings such alignments.
+        tree: Kaldi's decision tree, whose states these are; phones.txt stands beside it.
         stm, glm: references and rules of NIST's scorer for the test split, if there are any.
     """
 
@@ -122,7 +136,8 @@ class Corpus:
     problems: Problems = field(default_factory=Problems, compare=False)
     frames: FrameSource | None = None
     appended: tuple[FrameSource, ...] = ()
-    pdfs: Mapping[str, NDArray[np.int32]] | None = None
+    pdfs: StateSource | None = None
+    tree: Path | None = None
     stm: Path | None = None
     glm: Path | None = None
 

@@ -157,20 +157,31 @@ def word_times(hypothesis: Hypothesis, lexicon: Lexicon, tying: Tying) -> Segmen
     word, what cannot be matched stands at the end with no duration.
     """
     phones = phone_segments(hypothesis.states_T, tying)
-    spans = _spans(hypothesis.words, phones.symbols, lexicon)
+    spans = _spans(hypothesis.words, phones.symbols, _as_heard(hypothesis.words, lexicon, tying), lexicon.silence)
     begins = (*map(float, phones.starts_s), float(phones.end_s))
     times = [(begins[i], begins[j]) for i, j in spans]
     times += [(phones.end_s, phones.end_s)] * (len(hypothesis.words) - len(times))
     return segments((word, i, round(j - i, 6)) for word, (i, j) in zip(hypothesis.words, times, strict=True))
 
 
-def _spans(words: Sequence[str], phones: Sequence[str], lexicon: Lexicon) -> list[tuple[int, int]]:
+def _as_heard(words: Sequence[str], lexicon: Lexicon, tying: Tying) -> dict[str, list[tuple[str, ...]]]:
+    """Pronunciations in the phones that states are known by: where variants of a phone share states, the first of them."""
+    heard: dict[str, str] = {}
+    for phone in {phone for word in words for pronunciation in lexicon[word] for phone in pronunciation}:
+        state = tying.chains(0, tying.number(phone), 0)[0]
+        heard[phone] = tying.phones[tying.phone_of_state[state]]
+    return {word: [tuple(heard[phone] for phone in each) for each in lexicon[word]] for word in words}
+
+
+def _spans(
+    words: Sequence[str], phones: Sequence[str], lexicon: Mapping[str, Sequence[tuple[str, ...]]], silence: str
+) -> list[tuple[int, int]]:
     """Which phones each word has: places (i, j) with phones[i:j] one of its pronunciations, and only silence between."""
     reached: list[dict[int, int]] = [{0: 0}]  # for each word said so far: where it may end, and where it then begins
     for word in words:
         ends: dict[int, int] = {}
         for before in reached[-1]:
-            for i in _after_silence(before, phones, lexicon.silence):
+            for i in _after_silence(before, phones, silence):
                 ends.update({i + len(p): i for p in lexicon[word] if tuple(phones[i : i + len(p)]) == p})
         if not ends:
             break

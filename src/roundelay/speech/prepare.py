@@ -21,6 +21,7 @@ from roundelay.speech.feature_set import FeatureSet, features, features_key
 from roundelay.speech.features import FeatureConfig
 from roundelay.speech.gaussians import Statistics, discriminant_axes, scatter
 from roundelay.speech.hmm import Floats, Monophones, Tying, frame_labels, log_priors, self_loops
+from roundelay.speech.kaldi_tree import KaldiTree, read_tree
 from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.lm import NGram, ngram
 from roundelay.speech.model import ModelConfig
@@ -31,7 +32,7 @@ from roundelay.training.config import TaskConfig, at_least
 VERSION = 1  # of what is computed here; changed with it, so that old caches are not taken for new ones
 UNLABELLED = -1  # the state of frames of which nobody knows it
 TREE_DIMENSIONS = 40  # discriminant directions in which the tree sees features
-GIVEN_TIMES, FLAT_START = "given", "flat-start"
+GIVEN_TIMES, FLAT_START, PDFS = "given", "flat-start", "pdfs"
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ class SpeechConfig(TaskConfig):
         corpus: synth, an4, fsdd, switchboard, manifest or kaldi.
         data: its folder or archive; empty: where it is usually found (ROUNDELAY_DATA; the cache for synth).
         hours: of synth, when it is made.
-        labels: given: from the corpus's phone times; flat-start: from transcripts alone; or a folder with phones.ctm, such
-            as `roundelay align` writes.
-        states: of the HMM; 0: three for each phone; else tied triphones, so many at most.
+        labels: given: from the corpus's phone times; flat-start: from transcripts alone; pdfs: Kaldi's alignments, in the
+            states of its tree; or a folder with phones.ctm, such as `roundelay align` writes.
+        states: of the HMM; 0: three for each phone, or those of Kaldi's tree; else tied triphones, so many at most.
         window: frames of a training sample; 21 in the papers.
     """
 
@@ -88,10 +89,13 @@ def check(config: SpeechConfig) -> None:
             find_corpus(config.corpus, _data(config))
         except DataError as error:
             raise ConfigError(f"settings.data: {error}") from None
-    if config.labels not in (GIVEN_TIMES, FLAT_START) and not (Path(config.labels) / "phones.ctm").is_file():
+    named = (GIVEN_TIMES, FLAT_START, PDFS)
+    if config.labels not in named and not (Path(config.labels) / "phones.ctm").is_file():
         raise ConfigError(
-            f"settings.labels must be '{GIVEN_TIMES}', '{FLAT_START}' or a folder with phones.ctm, got '{config.labels}'"
+            f"settings.labels must be {', '.join(named)} or a folder with phones.ctm, got '{config.labels}'"
         )
+    if config.labels == PDFS and config.states:
+        raise ConfigError(f"settings.states must be 0 where Kaldi's tree gives the states, got {config.states}")
     if any(speed <= 0 for speed in config.augment.speeds):
         raise ConfigError(f"settings.augment.speeds must be above 0, got {list(config.augment.speeds)}")
     if config.lm.arpa and not Path(config.lm.arpa).is_file():
@@ -174,7 +178,11 @@ def _key(config: SpeechConfig, speech: Corpus, lexicon: Lexicon) -> str:
     said = [(utterance.id, utterance.text, utterance.split, utterance.phones) for utterance in speech.utterances]
     times = state_of(Path(config.labels) / "phones.ctm")
     words = [(entry.word, entry.phones) for entry in lexicon.entries()]
-    return fingerprint(VERSION, features_key(speech, config.features), config.labels, times, config.states, said, words)
+    pdfs: tuple[object, ...] = ()
+    if config.labels == PDFS and speech.pdfs and speech.tree:
+        pdfs = speech.pdfs.fingerprint(), state_of(speech.tree), state_of(speech.tree.with_name("phones.txt"))
+    made_of = (config.labels, times, config.states, pdfs, said, words)
+    return fingerprint(VERSION, features_key(speech, config.features), *made_of)
 
 
 def _write(folder: Path, tying: Tying, labels: Mapping[str, Ints], train: list[Ints], feature_set: FeatureSet) -> None:
@@ -205,6 +213,10 @@ class _States:
 
     def found(self) -> tuple[Tying, dict[str, Ints], list[Ints], FeatureSet]:
         """The tying, the labels of all utterances that have some, those of the training split, and whose they are."""
+        if self.config.labels == PDFS:
+            tree = self._kaldis_tree()
+            labels = self._from_pdfs(tree)
+            return tree.tying, labels, [labels[name] for name in self._train(labels)], self.features
         labels = self._flat_start() if self.config.labels == FLAT_START else self._from_times()
         tying: Tying = self._monophones
         if self.config.states:
@@ -237,6 +249,32 @@ class _States:
             raise DataError(
                 f"no training utterance of {self.speech.name} has phone times; "
                 f"use settings.labels = '{FLAT_START}', which needs none"
+            )
+        return labels
+
+    def _kaldis_tree(self) -> KaldiTree:
+        if self.speech.pdfs is None or self.speech.tree is None:
+            raise DataError(
+                f"{self.speech.name} has no {'tree' if self.speech.pdfs else 'pdf.scp'}; settings.labels = '{PDFS}' needs "
+                "pdf.scp in each data directory, and tree and phones.txt above them"
+            )
+        return read_tree(self.speech.tree, self.speech.tree.with_name("phones.txt"), self.lexicon.silence)
+
+    def _from_pdfs(self, tree: KaldiTree) -> dict[str, Ints]:
+        """Utterances whose numbers do not fit their frames, or the tree, have no labels."""
+        assert self.speech.pdfs is not None
+        states = np.arange(tree.tying.num_states, dtype=np.int32)
+        states[list(tree.merged)] = list(tree.merged.values())
+        labels: dict[str, Ints] = {}
+        for utterance in self.speech.utterances:
+            if utterance.id in self.features and utterance.id in self.speech.pdfs:
+                pdfs_T = self.speech.pdfs[utterance.id]
+                if len(pdfs_T) == len(self.features[utterance.id]) and pdfs_T.min() >= 0 and pdfs_T.max() < len(states):
+                    labels[utterance.id] = states[pdfs_T]
+        if not self._train(labels):
+            raise DataError(
+                f"no training utterance of {self.speech.name} has as many pdfs as frames, all below {len(states)}; are "
+                "they of this tree, and made with a frame shift of 10 ms?"
             )
         return labels
 

@@ -26,7 +26,7 @@ from roundelay.speech.segments import Ints
 
 Doubles = NDArray[np.float64]
 _VARIANCE_FLOOR = 1e-3
-_LEFT, _RIGHT = 0, 1
+LEFT, RIGHT = 0, 1  # which neighbour a question is about
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,8 @@ class DecisionTree(Tying):
     """States tied by left and right neighbours; a value that JSON can hold.
 
     Nodes are rows of a table: a node asks whether the left or the right neighbour is in a set of phones; a leaf is a state. Every
-    triphone, seen or not, ends in some leaf of its own phone and position.
+    triphone, seen or not, ends in some leaf of its own phone and position. Several leaves may share a state, as in Kaldi's trees,
+    where variants of a phone do; the state's phone is then that of the first.
     """
 
     context_width = 3
@@ -140,13 +141,15 @@ class DecisionTree(Tying):
 
     @cached_property
     def _leaves(self) -> Ints:
-        leaves = self.nodes[self._is_leaf]
-        return np.asarray(leaves[np.argsort(leaves[:, 3])], dtype=np.int32)
+        leaves = self.nodes[self._is_leaf][::-1]
+        first_of_state = np.zeros((self.num_states, 4), dtype=np.int32)
+        first_of_state[leaves[:, 3]] = leaves
+        return first_of_state
 
     @property
     def num_states(self) -> int:
-        """Leaves of the tree."""
-        return int(self._is_leaf.sum())
+        """One more than the largest number of a leaf."""
+        return int(self.nodes[self._is_leaf, 3].max()) + 1
 
     @property
     def phone_of_state(self) -> Ints:
@@ -228,7 +231,7 @@ class _Grower:
             return None
         both = moments.sum(axis=0)
         by_neighbour = np.zeros((2, self.questions.shape[1], moments.shape[1]))
-        for side, column in ((_LEFT, 0), (_RIGHT, 2)):
+        for side, column in ((LEFT, 0), (RIGHT, 2)):
             np.add.at(by_neighbour[side], self.seen.contexts_K4[rows, column], moments)
         yes = self.questions.astype(np.float64) @ by_neighbour
         no = both - yes
@@ -242,7 +245,7 @@ class _Grower:
         negative_gain, node, (_, side, question) = heapq.heappop(self.heap)
         _, phone, position, _ = self.nodes[node]
         rows = self.rows[node]
-        neighbour = self.seen.contexts_K4[rows, 0 if side == _LEFT else 2]
+        neighbour = self.seen.contexts_K4[rows, 0 if side == LEFT else 2]
         answer = self.questions[question, neighbour]
         no, yes = (self.add_leaf(phone, position, rows[answer == wanted]) for wanted in (False, True))
         self.nodes[node] = [side, question, no, yes]

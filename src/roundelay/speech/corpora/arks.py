@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,16 +75,14 @@ class ArkFrames:
 
     def fingerprint(self) -> str:
         """Changes with the scp files, and with the archives they point to."""
-        files = [path for path in (self.scp, self.cmvn) if path]
-        archives = {where.partition(":")[0] for path in files for where in script(path).values()}
-        states = [state_of(beside(self.scp, name)) for name in sorted(archives)]
-        return fingerprint(files, [state_of(path) for path in files], states)
+        return _fingerprint([path for path in (self.scp, self.cmvn) if path])
 
 
 class ArkVectors(Mapping[str, NDArray[np.int32]]):
     """State numbers of frames by utterance, read when they are asked for."""
 
     def __init__(self, scps: tuple[Path, ...]) -> None:
+        self._scps = scps
         self._scp_of = {name: scp for scp in scps for name in script(scp)}
 
     def __getitem__(self, name: str) -> NDArray[np.int32]:
@@ -95,6 +93,16 @@ class ArkVectors(Mapping[str, NDArray[np.int32]]):
 
     def __len__(self) -> int:
         return len(self._scp_of)
+
+    def fingerprint(self) -> str:
+        """Changes with the scp files, and with the archives they point to."""
+        return _fingerprint(self._scps)
+
+
+def _fingerprint(scps: Sequence[Path]) -> str:
+    archives = {(scp, where.partition(":")[0]) for scp in scps for where in script(scp).values()}
+    states = [state_of(beside(scp, name)) for scp, name in sorted(archives)]
+    return fingerprint(list(scps), [state_of(scp) for scp in scps], states)
 
 
 def _kaldiio() -> Any:  # noqa: ANN401  # a module

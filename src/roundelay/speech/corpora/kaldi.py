@@ -8,6 +8,8 @@ text, utt2spk  words and speaker of an utterance
 feats.scp, cmvn.scp     optional: features that take the place of ours
 fmllr.scp, ivectors.scp optional: features that are appended to them, in this order
 pdf.scp        optional: state numbers of frames (ali-to-pdf … ark,scp:pdf.ark,pdf.scp)
+
+Above the splits, or in the single directory: lexicon.txt; tree and phones.txt of the model that made pdf.scp. All optional.
 """
 
 from __future__ import annotations
@@ -57,7 +59,13 @@ def kaldi(folder: Path, *, allow_pipes: bool = False) -> Corpus:
         frames=_source(parts, "feats.scp", "cmvn.scp"),
         appended=tuple(source for source in (_source(parts, name) for name in APPENDED) if source),
         pdfs=ArkVectors(pdfs) if pdfs else None,
+        lexicon=_optional(folder / "lexicon.txt"),
+        tree=_optional(folder / "tree"),
     )
+
+
+def _optional(path: Path) -> Path | None:
+    return path if path.is_file() else None
 
 
 def _utterances(part: Path, allow_pipes: bool, problems: Problems) -> list[Utterance]:  # noqa: FBT001

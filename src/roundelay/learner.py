@@ -21,7 +21,9 @@ from roundelay.consensus import consensus_of
 from roundelay.errors import StrategyError
 from roundelay.membership import Membership
 from roundelay.replica import Flat, Replica
+from roundelay.strategies.adpsgd import ADPSGD
 from roundelay.strategies.base import Strategy
+from roundelay.topology import Mixing
 from roundelay.transport.base import LEFT, Transport
 
 log = logging.getLogger("roundelay")
@@ -43,11 +45,27 @@ class Learner:
 
     Raises StrategyError if module, optimizer or strategy do not fit together, PeerLostError (from `backward` or `step`)
     when a synchronous strategy loses a peer.
+
+    Args:
+        module: what is trained.
+        optimizer: of its parameters.
+        strategy: how learners average.
+        transport: the way to the others.
+        membership: who they are, where somebody has already seen to it that they fit together and begin with the weights
+            they should; without it all of the transport's take part, are checked, and begin with learner 0's weights.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer, strategy: Strategy, transport: Transport) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        strategy: Strategy,
+        transport: Transport,
+        membership: Membership | None = None,
+    ) -> None:
         self.module, self.optimizer, self.strategy, self.transport = module, optimizer, strategy, transport
-        self.membership = Membership.of(transport.size)
+        self._agreed = membership is not None
+        self.membership = membership or Membership.of(transport.size)
         self._membership_lock = threading.Lock()  # peers are lost in threads of the transport
         self.steps = self._steps_before = 0  # of which so many before a restart
         self._observed: dict[str, float] = {}
@@ -70,8 +88,9 @@ class Learner:
         self.replica = Replica(self.module)
         everyone = self.membership  # also who leaves before we are attached: the mixing is laid over those who began
         self.transport.on_lost(self._lost)
-        self._agree(everyone.living)
-        self._take_first_weights(everyone.living)
+        if not self._agreed:
+            self._agree(everyone.living)
+            self._take_first_weights(everyone.living)
         self.strategy.attach(self.replica, self.transport, everyone)
         self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
@@ -134,6 +153,14 @@ class Learner:
         """Go on from there."""
         self.steps = self._steps_before = int(state["steps"])
         self.strategy.load_state_dict(state["strategy"])
+
+    def reform(self, mixing: Mixing, membership: Membership) -> None:
+        """Go on with those who live now, on this mixing; for strategies that need nobody's consent. May come from any thread."""
+        if not isinstance(self.strategy, ADPSGD):
+            raise StrategyError(f"{type(self.strategy).__name__} learners must meet before others can take part")
+        with self._membership_lock:
+            self.membership = membership
+        self.strategy.reform(mixing, membership)
 
     def finish(self) -> None:
         """Take no more steps, and stay until nobody needs this learner for theirs; only `consensus` may follow. Idempotent."""

@@ -53,7 +53,9 @@ class Bureau:
         return self.answer(learner, self.ask(learner, kind, **content))
 
     def draw(self, learner, index, *, done=None, patient=False):
-        answer = self.now(learner, "draw", group=learner, index=index, done=index if done is None else done, patient=patient)
+        answer = self.now(
+            learner, "draw", group=learner, index=index, done=index if done is None else done, patient=patient
+        )
         return answer and answer["number"]
 
     def wait(self, seconds, beating=()):
@@ -317,7 +319,9 @@ def test_whatever_happens_every_number_is_done_and_generations_grow(events, tota
     assert generations == sorted(generations)
 
 
-@pytest.mark.parametrize("message", [{"kind": "draw", "n": 1}, {"kind": "register", "n": 1, "id": "x", "generation": "y"}])
+@pytest.mark.parametrize(
+    "message", [{"kind": "draw", "n": 1}, {"kind": "register", "n": 1, "id": "x", "generation": "y"}]
+)
 def test_a_message_without_what_it_needs_raises_and_changes_nothing(message):
     bureau = formed(2)
     bureau.now(0, "begin", total=3, used=[])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import Counter
@@ -62,7 +63,7 @@ class ADPSGD(Strategy):
         """Publish the live weights and serve."""
         check_size(self.mixing, membership)
         super().attach(replica, transport, membership)
-        self._position = membership.position(transport.rank)
+        self._lay(self.mixing, membership)
         self._live = replica.flat(transport.allocate)
         self._difference = Flat(self._live.views, transport.allocate)
         self._lock = threading.Lock()  # guards the live weights and the counts below
@@ -73,6 +74,19 @@ class ADPSGD(Strategy):
         self._disagreement2 = 0.0
         self._edges: Counter[int] = Counter()
         transport.serve(self._answer, self._take_back)
+
+    def _lay(self, mixing: Mixing, membership: Membership) -> None:
+        """Lay the mixing over the living; what `_next_peer` reads is replaced in one go."""
+        self.mixing, self.membership = mixing, membership
+        self._laid = mixing, membership.living, membership.position(self.transport.rank)
+
+    def reform(self, mixing: Mixing, membership: Membership) -> None:
+        """From now on exchange with those who live now. May come from any thread."""
+        check_size(mixing, membership)
+        with self._lock:
+            self._gone.difference_update(membership.living)  # who is gone all the same is found out by the next call
+            self._alone = False
+            self._lay(mixing, membership)
 
     def before_step(self) -> Steps:
         """Under the live lock until after_step: the optimizer works on the live weights."""
@@ -119,12 +133,13 @@ class ADPSGD(Strategy):
 
     def _next_peer(self) -> int | None:
         """The living neighbour of the next own round that has one; None if none is left."""
-        for _ in range(2 * self.mixing.size):
-            position = self.mixing.partner(self._position, self.round)
+        mixing, living, own = self._laid
+        for _ in range(2 * mixing.size):
+            position = mixing.partner(own, self.round)
             self.round += 1
-            if position is not None and (peer := self.membership.living[position]) not in self._gone:
+            if position is not None and (peer := living[position]) not in self._gone:
                 return peer
-        if self.membership.size > 1 and not self._alone:
+        if len(living) > 1 and not self._alone:
             self._alone = True
             log.warning("learner %d has no neighbour left to exchange with and goes on alone", self.transport.rank)
         return None
@@ -206,6 +221,12 @@ class ADPSGD(Strategy):
     def weights(self) -> Flat:
         """The live weights."""
         return self._live
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[Flat]:
+        """The live weights, between two steps and two exchanges: nothing changes them, or the optimizer's state, in this block."""
+        with self._lock:
+            yield self._live
 
     def metrics(self) -> dict[str, float]:
         """Exchanges, staleness (exchanges applied between reading weights and applying their gradient), lead, spread."""

@@ -145,7 +145,7 @@ class Coordinator:
     """A learner's line to the server."""
 
     def __init__(self, address: tuple[str, int], rank: int, security: Security) -> None:
-        self._connection, _ = wire.connect(address, Hello(rank, Purpose.DRAWS, 0, bytes(16)), 0, security)
+        self._connection, _ = wire.connect(address, Hello(rank, Purpose.RENDEZVOUS, 0, bytes(16)), 0, security)
         self._lock = threading.Lock()
 
     def begin(self, total: int, used: Sequence[int]) -> None:

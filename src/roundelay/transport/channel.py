@@ -30,6 +30,7 @@ class Kind(IntEnum):
     REFUSED = 3
     SWAP = 4
     TAKEN = 5
+    STATE = 6
 
 
 @dataclass(frozen=True)

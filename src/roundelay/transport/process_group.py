@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import threading
 import weakref
+from abc import abstractmethod
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -17,6 +20,7 @@ from roundelay.transport.base import Collectives
 
 # Peers are given up by their heartbeats, never because a step takes long, so the engine's own time-out must not come first.
 NEVER = datetime.timedelta(days=365)
+FORMING = datetime.timedelta(minutes=10)
 LOOK = datetime.timedelta(seconds=0.5)  # how soon a waiting learner notices what the watch says
 
 
@@ -61,13 +65,35 @@ class WorkFuture(Future[None]):
             self.set_exception(error) if error else self.set_result(None)
 
 
-class ProcessGroupCollectives(Collectives):
-    """Sums and broadcasts; one torch process group per set of members, made when first used."""
-
-    _groups: ClassVar[dict[tuple[int, ...], dist.ProcessGroup]] = {}  # torch keeps groups as long as the process lives
+class _GroupCollectives(Collectives):
+    """Remembers what is under way, so that nothing waits for a frozen peer when the process ends."""
 
     def __init__(self) -> None:
         self._under_way: weakref.WeakSet[WorkFuture] = weakref.WeakSet()
+
+    @abstractmethod
+    def _held(self) -> list[Any]:
+        """The groups that this process has."""
+
+    def _future(self, work: dist.Work | None) -> Future[None]:
+        assert work is not None
+        future = WorkFuture(work)
+        self._under_way.add(future)
+        return future
+
+    def close(self) -> None:
+        """The groups go with the process; but one with work that a frozen peer will never finish must not be waited for."""
+        if all(future._work.is_completed() for future in self._under_way):
+            return
+        # Their destructors join the engine's threads at exit, which would hang for ever: keep them alive instead.
+        for held in (*self._held(), *(future._work for future in self._under_way)):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+
+
+class ProcessGroupCollectives(_GroupCollectives):
+    """Sums and broadcasts in the world of `dist.init_process_group`; one group per set of members, made when first used."""
+
+    _groups: ClassVar[dict[tuple[int, ...], dist.ProcessGroup]] = {}  # torch keeps groups as long as the process lives
 
     def _group(self, members: tuple[int, ...]) -> dist.ProcessGroup:
         if len(members) == dist.get_world_size():
@@ -85,16 +111,60 @@ class ProcessGroupCollectives(Collectives):
         """Source's values for every member."""
         return self._future(dist.broadcast(values, src=source, group=self._group(members), async_op=True))
 
-    def _future(self, work: dist.Work | None) -> Future[None]:
-        assert work is not None
-        future = WorkFuture(work)
-        self._under_way.add(future)
-        return future
+    def _held(self) -> list[Any]:
+        return [dist.group.WORLD, *self._groups.values()]
 
-    def close(self) -> None:
-        """The groups go with the process; but one with work that a frozen peer will never finish must not be waited for."""
-        if all(future._work.is_completed() for future in self._under_way):
-            return
-        # Their destructors join the engine's threads at exit, which would hang for ever: keep them alive instead.
-        for held in (dist.group.WORLD, *self._groups.values(), *(future._work for future in self._under_way)):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+
+class StoreCollectives(_GroupCollectives):
+    """Sums and broadcasts among learners that found each other at a rendezvous, without a world that is fixed for ever.
+
+    Args:
+        store: through which the members of a group find each other.
+        rank: this learner.
+        generation: of the membership; groups of another one have nothing to do with these.
+        hopeless: whether one of these members is known to be lost, so that the group will never form.
+    """
+
+    def __init__(self, store: Any, rank: int, generation: int, hopeless: Callable[[tuple[int, ...]], bool]) -> None:
+        super().__init__()
+        self._store, self._rank, self._generation, self._hopeless = store, rank, generation, hopeless
+        self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
+
+    def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
+        """Sum over members."""
+        options = dist.AllreduceOptions()
+        options.timeout = NEVER
+        return self._future(self._group(values, members).allreduce([values], options))
+
+    def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
+        """Source's values for every member."""
+        options = dist.BroadcastOptions()
+        options.timeout, options.rootRank = NEVER, members.index(source)
+        return self._future(self._group(values, members).broadcast([values], options))
+
+    def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401
+        """Formed when first used. Raises ConnectionError if a member is lost before that: the engine would wait for it."""
+        key = ("nccl" if values.is_cuda else "gloo", members)
+        if key not in self._groups:
+            formed: Future[Any] = Future()
+            threading.Thread(target=self._form, args=(*key, formed), name="roundelay-form", daemon=True).start()
+            while not formed.done():
+                with contextlib.suppress(TimeoutError):
+                    formed.exception(timeout=LOOK.total_seconds())
+                if self._hopeless(members):
+                    raise ConnectionError("a member of the group was lost while it was being formed")
+            self._groups[key] = formed.result()
+        return self._groups[key]
+
+    def _form(self, engine: str, members: tuple[int, ...], formed: Future[Any]) -> None:
+        store = dist.PrefixStore(  # type: ignore[attr-defined]
+            f"{self._generation}/{engine}/{members}", self._store
+        )
+        kind: Any = dist.ProcessGroupNCCL if engine == "nccl" else dist.ProcessGroupGloo
+        try:
+            formed.set_result(kind(store, members.index(self._rank), len(members), FORMING))
+        except BaseException as error:
+            formed.set_exception(error)
+
+    def _held(self) -> list[Any]:
+        return list(self._groups.values())

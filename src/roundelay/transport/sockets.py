@@ -36,7 +36,7 @@ NICENESS = 10  # a tenth of a core's time where computation wants it all: exchan
 
 Address = tuple[str, int]
 
-ARRIVAL_S = 60.0  # all learners come from one collective to `connect`, so a minute is long
+ARRIVAL_S = 20.0  # all learners come from one meeting to `connect`, so that is long
 
 
 class _Lane:
@@ -104,6 +104,8 @@ class SocketTransport(Transport):
         self._handler: Handler | None = None
         self._undo: Handler | None = None
         self._serving = threading.Event()
+        self._offered: Callable[[], Tensor] = lambda: torch.empty(0, dtype=torch.uint8)
+        self._offering = threading.Event()
         self._slot = threading.Lock()  # one call is served at a time: one request buffer is enough
         self._request = torch.empty(0, dtype=torch.uint8)
         self._callers = ThreadPoolExecutor(
@@ -115,17 +117,50 @@ class SocketTransport(Transport):
     def connect(self, addresses: Mapping[int, Address]) -> None:
         """Learn where the peers are, and open a watch connection to each of higher rank; the others come to us.
 
-        Raises PeerLostError if one never comes: without a watch nobody would notice its death.
+        Raises PeerLostError if one is not there or never comes: without a watch nobody would notice its death.
         """
         self._addresses = dict(addresses)
-        for peer, address in self._addresses.items():
+        for peer in self._addresses:
             if peer > self.rank:
-                hello = Hello(self.rank, Purpose.WATCH, os.getpid(), self._host)
-                connection, _ = wire.connect(address, hello, peer, self._security)
-                self._watch.add(peer, connection)
+                try:
+                    self._open_watch(peer)
+                except OSError as error:
+                    raise PeerLostError(peer, f"it does not answer ({error})") from error
         absent = self._watch.wait_for((peer for peer in self._addresses if peer < self.rank), ARRIVAL_S)
         if absent is not None:
             raise PeerLostError(absent, f"it has not connected within {ARRIVAL_S:g} s")
+
+    def join(self, addresses: Mapping[int, Address]) -> None:
+        """As `connect`, to peers that are under way already: we open all watches, and who is not there is lost."""
+        self._addresses = dict(addresses)
+        for peer in self._addresses:
+            try:
+                self._open_watch(peer)
+            except OSError as error:
+                self._lose(peer, f"it does not answer ({error})")
+
+    def admit(self, peer: int, address: Address) -> None:
+        """`peer` has joined, or come back; it opens the watch."""
+        with self._state:
+            self._addresses[peer] = address
+            self._lost.pop(peer, None)
+            self._owing_nothing.discard(peer)
+            lane = self._lanes.pop(peer, None)
+        if lane is not None and lane.opened:
+            with contextlib.suppress(OSError):
+                lane.connection.shutdown(socket.SHUT_RDWR)
+            lane.connection.close()
+
+    def _open_watch(self, peer: int) -> None:
+        hello = Hello(self.rank, Purpose.WATCH, os.getpid(), self._host)
+        connection, _ = wire.connect(self._addresses[peer], hello, peer, self._security)
+        self._watch.add(peer, connection)
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """The peers that are gone, and why."""
+        with self._state:
+            return dict(self._lost)
 
     def allocate(self, nbytes: int) -> Tensor:
         """Shared memory where that can be used, pinned where there is a GPU."""
@@ -151,6 +186,28 @@ class SocketTransport(Transport):
             if header.shared_fd < 0:
                 lane.channel.receive_into(buffer)
                 self.traffic.received(buffer.nbytes)
+
+    def offer(self, state: Callable[[], Tensor]) -> None:
+        """Give `state()`, bytes, to a learner that asks for it with `fetch`."""
+        self._offered = state
+        self._offering.set()
+
+    def fetch(self, peer: int) -> Future[Tensor]:
+        """What `peer` offers."""
+        return self._callers.submit(self._fetch, peer)
+
+    def _fetch(self, peer: int) -> Tensor:
+        with self._losing(peer), self._lane(peer) as lane:
+            lane.channel.send(Header(Kind.STATE, 0))
+            state = torch.empty(lane.channel.receive().nbytes, dtype=torch.uint8)
+            lane.channel.receive_into(state)
+            self.traffic.received(state.nbytes)
+            return state
+
+    def _give_state(self, channel: Channel, peer: Hello) -> None:
+        self._offering.wait()
+        state = self._offered()
+        self.traffic.sent(peer.rank, channel.send(Header(Kind.STATE, state.nbytes), state))
 
     def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:
         """Push to every peer of the round; their pushes are received by the threads that serve their lanes."""
@@ -216,8 +273,9 @@ class SocketTransport(Transport):
         except OSError as error:
             with self._state:  # the watch may know in a moment why: it has left, or died, or said what went wrong
                 self._news.wait_for(lambda: peer in self._lost or self._closed, timeout=BEAT_S)
-            self._lose(peer, f"its connection broke ({error.strerror or error})")
-            raise PeerLostError(peer, self._lost[peer]) from error
+            reason = f"its connection broke ({error.strerror or error})"
+            self._lose(peer, reason)
+            raise PeerLostError(peer, self.lost.get(peer, reason)) from error
 
     # Requests of others ---------------------------------------------------------------------------------------------
 
@@ -276,7 +334,7 @@ class SocketTransport(Transport):
         except OSError:
             pass  # the peer has left or was given up; the watch tells whom it concerns
         except BaseException as error:  # it is raised where the training thread looks next
-            self._fail(error)
+            self.fail(error)
         finally:
             self._forget(connection)
 
@@ -290,6 +348,9 @@ class SocketTransport(Transport):
         if header.kind == Kind.SWAP:
             self._take_swap(channel, header, peer)
             return
+        if header.kind == Kind.STATE:
+            self._give_state(channel, peer)
+            return
         self._serving.wait()
         with self._slot:
             request = self._payload(channel, header, peer)
@@ -299,7 +360,7 @@ class SocketTransport(Transport):
             try:
                 self._handler(peer.rank, request)
             except BaseException as error:
-                self._fail(error)  # here, for an OSError of the handler is no broken connection
+                self.fail(error)  # here, for an OSError of the handler is no broken connection
                 raise ConnectionAbortedError("the handler failed") from error
             try:
                 reply = Header(Kind.REPLY, header.nbytes, shared_fd=header.shared_fd)
@@ -346,9 +407,16 @@ class SocketTransport(Transport):
         return self._guarded(members, lambda: self._collectives.broadcast(values, source, members))
 
     def _guarded(self, members: tuple[int, ...], start: Callable[[], Future[None]]) -> Future[None]:
+        try:
+            return self._depending_on(members, None if self._hopeless(members) else start())
+        except ConnectionError as error:
+            future = self._depending_on(members)
+            _settle(future, error)  # unless it has failed already, because of a member that is lost
+            return future
+
+    def _hopeless(self, members: tuple[int, ...]) -> bool:
         with self._state:
-            hopeless = self._failure is not None or not self._lost.keys().isdisjoint(members)
-        return self._depending_on(members, None if hopeless else start())
+            return self._failure is not None or not self._lost.keys().isdisjoint(members)
 
     def finish(self, final: Tensor, members: tuple[int, ...]) -> Future[None]:
         """Keep answering swaps until every member has finished or is gone."""
@@ -382,7 +450,7 @@ class SocketTransport(Transport):
             if event != Event.FINISHED:
                 self._lose(peer, reason, owes_nothing=event == Event.LEFT)
         except BaseException as error:  # the watch must go on beating
-            self._fail(error)
+            self.fail(error)
 
     def _lose(self, peer: int, reason: str, *, owes_nothing: bool = False) -> None:
         """`peer` is gone. Unless it left in order, what depends on it fails and threads blocked on it wake up."""
@@ -408,7 +476,11 @@ class SocketTransport(Transport):
         if not closed:
             self._tell_lost(peer, reason)
 
-    def _fail(self, error: BaseException) -> None:
+    def lose(self, peer: int, reason: str) -> None:
+        """Somebody who knows says that `peer` is gone."""
+        self._lose(peer, reason)
+
+    def fail(self, error: BaseException) -> None:
         """Have the training thread raise `error` where it looks or waits next."""
         with self._state:
             self._failure = self._failure or error
@@ -429,6 +501,7 @@ class SocketTransport(Transport):
             self._closed = True
             self._news.notify_all()
         self.serve(None)
+        self._offering.set()
         self._watch.close(failure)
         with self._state:
             connections = [*self._accepted, *(lane.connection for lane in self._lanes.values() if lane.opened)]

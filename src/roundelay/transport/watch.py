@@ -127,7 +127,7 @@ class Watch:
                 self._send(line, _BEAT)
             silent = set(self._pulse.silent())
         for line in lines:
-            if line.peer in silent:
+            if line.peer in silent and self._lines.get(line.peer) is line:
                 self._lose(line, f"no heartbeat for {SILENCE_S:g} s; it is frozen or cut off")
 
     def _read(self, line: _Line) -> None:
@@ -152,7 +152,8 @@ class Watch:
                 if len(rest) < 2 or len(rest) < 2 + (size := struct.unpack("!H", rest[:2])[0]):
                     return
                 failure = rest[2 : 2 + size].decode(errors="replace")
-                self._drop(line)
+                if not self._drop(line):
+                    return
                 if failure:
                     self._tell(Event.LOST, line.peer, f"it gave up ({failure})")
                 else:
@@ -166,13 +167,17 @@ class Watch:
             line.pending = rest
 
     def _lose(self, line: _Line, reason: str) -> None:
-        self._drop(line)
-        self._tell(Event.LOST, line.peer, reason)
+        if self._drop(line):
+            self._tell(Event.LOST, line.peer, reason)
 
-    def _drop(self, line: _Line) -> None:
+    def _drop(self, line: _Line) -> bool:
+        """False if this was no longer the line to that peer, which has come back on another."""
         with self._lock:
-            self._lines.pop(line.peer, None)
-            self._pulse.forget(line.peer)
+            current = self._lines.get(line.peer) is line
+            if current:
+                del self._lines[line.peer]
+                self._pulse.forget(line.peer)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(line.connection)
         line.connection.close()
+        return current

@@ -30,7 +30,7 @@ class Purpose(IntEnum):
 
     WATCH = 1  # heartbeats and goodbyes, both ways
     LANE = 2  # calls and swaps, begun by the side that connected
-    DRAWS = 3  # a learner asks the coordinator of its run
+    RENDEZVOUS = 3  # a learner asks the rendezvous of its run
 
 
 @dataclass(frozen=True)

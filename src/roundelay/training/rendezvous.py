@@ -1,0 +1,447 @@
+"""The rendezvous of a run as a server, and a learner's line to it.
+
+One thread each, which owns its sockets. A learner that loses the line goes on training, and comes back on its own; a
+rendezvous that was started again is rebuilt from what the learners tell it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from typing import Any
+
+from roundelay.errors import DroppedError, HandshakeError, LaunchError
+from roundelay.membership.members import Membership
+from roundelay.membership.pulse import BEAT_S, SILENCE_S
+from roundelay.training.desk import NEVER_FORMED, Address, Desk, Tell
+from roundelay.training.messages import Message, MessageLine
+from roundelay.transport import wire
+from roundelay.transport.security import Security
+from roundelay.transport.wire import Hello, Purpose
+
+log = logging.getLogger("roundelay")
+
+_RENDEZVOUS = 0  # the number it has in handshakes
+_ASKED_AGAIN = ("begin", "last_step", "mark", "meet")  # questions that wait until the rendezvous is back
+
+
+class RendezvousServer:
+    """A desk behind a listening socket.
+
+    Args:
+        listener: whose address learners know.
+        security: what they must prove to know.
+        desk: decides; used by the server's thread only.
+    """
+
+    def __init__(self, listener: socket.socket, security: Security, desk: Desk) -> None:
+        self._listener, self._security, self._desk = listener, security, desk
+        self._selector = selectors.DefaultSelector()
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
+        self._lines: set[MessageLine] = set()
+        self._closing = False
+        self.refused = 0  # connections of strangers
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="roundelay-rendezvous", daemon=True)
+        self._thread.start()
+        threading.Thread(target=self._accept, name="roundelay-rendezvous-accept", daemon=True).start()
+
+    @property
+    def address(self) -> Address:
+        """Where learners find it."""
+        host, port = self._listener.getsockname()[:2]
+        return str(host), int(port)
+
+    def died(self, learner: int, reason: str) -> None:
+        """Somebody who knows says that this learner's process has ended."""
+        self._do(lambda: self._desk.died(learner, reason))
+
+    def living(self) -> list[int]:
+        """Who takes part now."""
+        return self._desk.living
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
+        self._thread.join()
+
+    # Threads ---------------------------------------------------------------------------------------------------------------
+
+    def _do(self, task: Callable[[], None]) -> None:
+        self._tasks.put(task)
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            # A stranger may take his time over the handshake: nobody waits for him.
+            threading.Thread(target=self._welcome, args=(connection,), name="roundelay-welcome", daemon=True).start()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        try:
+            connection, _ = wire.accept(connection, _RENDEZVOUS, bytes(16), self._security)
+        except OSError as error:
+            connection.close()
+            self.refused += 1
+            if not self._closing:
+                log.warning("the rendezvous refused a connection: %s", error)
+            return
+        line = MessageLine(connection)
+        self._do(lambda: self._add(line))
+
+    def _add(self, line: MessageLine) -> None:
+        self._lines.add(line)
+        self._selector.register(line.connection, selectors.EVENT_READ, line)
+
+    def _run(self) -> None:
+        due = time.monotonic() + BEAT_S
+        while not self._closing:
+            for key, _ in self._selector.select(timeout=max(due - time.monotonic(), 0.0)):
+                if key.data is None:
+                    self._wake.recv(4096)
+                else:
+                    self._read(key.data)
+            while not self._tasks.empty():
+                self._tasks.get()()
+            if time.monotonic() >= due:
+                due = time.monotonic() + BEAT_S
+                self._guarded(self._desk.tick)
+                for line in list(self._lines):
+                    self._guarded(line.flush)
+        for line in list(self._lines):
+            self._drop(line)
+        self._selector.close()
+        self._wake.close()
+        self._waker.close()
+
+    def _read(self, line: MessageLine) -> None:
+        try:
+            for message in line.receive():
+                self._desk.handle(line, message)
+        except HandshakeError as error:
+            self.refused += 1
+            log.warning("the rendezvous closed a connection: %s", error)
+            self._drop(line)
+        except OSError:
+            self._drop(line)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            self.refused += 1
+            log.warning("the rendezvous closed a connection that sent what no learner sends: %r", error)
+            self._drop(line)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        with contextlib.suppress(OSError):  # a line that is gone will be read as such
+            work()
+
+    def _drop(self, line: MessageLine) -> None:
+        self._lines.discard(line)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(line.connection)
+        line.close()
+        self._desk.closed(line)
+
+
+@dataclass(frozen=True)
+class Term:
+    """Who takes part from now on.
+
+    Attributes:
+        membership: their numbers, and how often it has changed.
+        addresses: where they are.
+        values: what each brought to the meeting that began this term.
+    """
+
+    membership: Membership
+    addresses: dict[int, Address]
+    values: dict[int, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, message: Message) -> Term:
+        """From an answer of the rendezvous."""
+        addresses = {int(learner): (str(host), int(port)) for learner, (host, port) in message["living"].items()}
+        values = {int(learner): value for learner, value in message.get("values", {}).items()}
+        return cls(Membership(tuple(sorted(addresses)), int(message["generation"])), addresses, values)
+
+
+class Rendezvous:
+    """A learner's line to the rendezvous.
+
+    Args:
+        address: where it is.
+        security: the run's.
+        on_term: hears of every new membership, from the line's thread.
+        on_stop: hears why the run is to be saved and stopped.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        security: Security,
+        on_term: Callable[[Term, str], None] = lambda term, reason: None,
+        on_stop: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._address, self._security = address, security
+        self.on_term, self.on_stop = on_term, on_stop
+        self.id: int | None = None
+        self.info: Message = {}
+        self.term: Term | None = None
+        self._mine: Address = ("", 0)
+        self._total: int | None = None
+        self._used: list[int] = []  # numbers drawn, or used before
+        self._lock = threading.Lock()
+        self._questions: dict[int, tuple[Message, Future[Message]]] = {}
+        self._count = 0
+        self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._dropped: str | None = None
+        self._connected = False
+        self._closing = False
+        self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
+        self._line = self._connect()
+        self._thread = threading.Thread(target=self._run, name="roundelay-line", daemon=True)
+        self._thread.start()
+
+    # What a learner asks -----------------------------------------------------------------------------------------------------
+
+    def register(self, mine: Address, wanted: int | None) -> Term:
+        """Take part as learner `wanted`, or as a new one; waits until all that begin together are here."""
+        self._mine, self._dropped = mine, None
+        answer = self._ask("register", id=wanted, address=mine, generation=NEVER_FORMED)
+        self.id, self.info, self.term = int(answer["id"]), answer["info"], Term.of(answer)
+        return self.term
+
+    def begin(self, total: int, used: Sequence[int]) -> None:
+        """Say what the budget is, and which numbers of it an earlier part of this run has used."""
+        self._total, self._used = total, list(used)
+        self._ask("begin", total=total, used=self._used)
+
+    def draw(self, group: int, index: int, done: int | None = None, *, patient: bool = False) -> int | None:
+        """The number that counts the budget for this step; None when it is used up.
+
+        While the rendezvous is away, numbers are those that are this learner's by its place among the living.
+        """
+        try:
+            answer = self._ask("draw", group=group, index=index, done=index if done is None else done, patient=patient)
+            number = answer["number"]
+        except ConnectionError:
+            number = self._next_own()
+        if number is not None:
+            self._used.append(number)
+        return None if number is None else int(number)
+
+    def last_step(self, begun: int) -> int:
+        """Having begun so many steps, how many to end with; waits until all of the same party have said how many they have."""
+        return int(self._ask("last_step", begun=begun)["number"])
+
+    def mark(self) -> int:
+        """Where the budget stood when the first learner asked this: one name for what all save when they stop."""
+        return int(self._ask("mark")["number"])
+
+    def meet(self, generation: int, value: Any = None, lost: Sequence[int] = ()) -> Term:  # noqa: ANN401
+        """Wait until all living learners are here; `lost` are those of `generation` that cannot be reached any more."""
+        answer = self._ask("meet", value=value, lost=list(lost), generation=generation)
+        self.term = Term.of(answer)
+        return self.term
+
+    def healed(self) -> None:
+        """This learner goes on with the newest membership."""
+        if self.term is not None:
+            self._tell({"kind": "healed", "generation": self.term.membership.generation})
+
+    def check(self) -> None:
+        """Raise DroppedError if the others go on without this learner."""
+        if self._dropped is not None:
+            raise DroppedError(self._dropped)
+
+    def close(self) -> None:
+        """Say goodbye."""
+        if self._closing:
+            return
+        self._tell({"kind": "bye"})
+        self._closing = True
+        self._poke()
+        self._thread.join()
+
+    def _next_own(self) -> int | None:
+        assert self.term is not None
+        assert self._total is not None
+        membership, taken = self.term.membership, set(self._used)
+        place = membership.position(self.id) if self.id in membership.living else 0
+        start = max(taken, default=-1) + 1
+        own = range(start + (place - start) % membership.size, self._total, membership.size)
+        return next((number for number in own if number not in taken), None)
+
+    def _ask(self, kind: str, **content: Any) -> Message:  # noqa: ANN401
+        future: Future[Message] = Future()
+        with self._lock:
+            if kind == "draw" and not self._connected:
+                raise ConnectionError("the rendezvous is away")
+            self._count += 1
+            message = {"kind": kind, "n": self._count} | content
+            self._questions[self._count] = message, future
+        self._tell(message)
+        answer = future.result()
+        if "dropped" in answer:
+            raise DroppedError(answer["dropped"])
+        return answer
+
+    def _tell(self, message: Message) -> None:
+        self._outbox.put(message)
+        self._poke()
+
+    def _poke(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
+
+    # The line's thread -------------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> MessageLine:
+        hello = Hello(-1 if self.id is None else self.id, Purpose.RENDEZVOUS, os.getpid(), bytes(16))
+        connection, _ = wire.connect(self._address, hello, _RENDEZVOUS, self._security)
+        self._connected = True
+        return MessageLine(connection)
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._serve_line()
+            except OSError as error:
+                self._line.close()
+                if not self._closing:
+                    self._lost_line(error)
+        with contextlib.suppress(OSError):
+            self._line.flush()
+        self._line.close()
+        self._fail_questions(lambda kind: True, ConnectionError("this learner has closed"))
+        self._wake.close()
+        self._waker.close()
+
+    def _serve_line(self) -> None:
+        heard, due = time.monotonic(), 0.0
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake, selectors.EVENT_READ)
+            selector.register(self._line.connection, selectors.EVENT_READ, self._line)
+            while not self._closing or not self._outbox.empty():
+                now = time.monotonic()
+                if now >= due:
+                    due = now + BEAT_S
+                    self._line.send({"kind": "beat"})
+                if now - heard > SILENCE_S:
+                    raise ConnectionError(f"no heartbeat for {SILENCE_S:g} s")
+                while not self._outbox.empty():
+                    self._line.send(self._outbox.get())
+                for key, _ in selector.select(timeout=max(due - now, 0.0)):
+                    if key.data is None:
+                        self._wake.recv(4096)
+                        continue
+                    for message in self._line.receive():
+                        self._take(message)
+                    heard = time.monotonic()
+                heard += max(time.monotonic() - now - 2 * BEAT_S, 0.0)  # we ourselves stood still
+
+    def _take(self, message: Message) -> None:
+        if message["kind"] == "answer":
+            with self._lock:
+                _, future = self._questions.pop(message["n"], (None, None))
+            if future is not None:
+                with contextlib.suppress(InvalidStateError):
+                    future.set_result(message)
+        elif message["kind"] == "membership":
+            self._take_up(Term.of(message), message["reason"])
+        elif message["kind"] == "stop":
+            self.on_stop(message["reason"])
+
+    def _lost_line(self, error: OSError) -> None:
+        """Go on without, and try to come back."""
+        with self._lock:
+            self._connected = False
+        log.warning("learner %s has lost the rendezvous (%s) and goes on without it", self.id, error)
+        self._fail_questions(lambda kind: kind not in _ASKED_AGAIN, ConnectionError("the rendezvous is away"))
+        while not self._closing:
+            try:
+                self._line = self._connect()
+            except OSError:
+                time.sleep(BEAT_S)
+                continue
+            self._register_again()
+            return
+
+    def _register_again(self) -> None:
+        if self.term is None:
+            return
+        membership, addresses = self.term.membership, self.term.addresses
+        with self._lock:
+            self._count += 1
+            future: Future[Message] = Future()
+            message = {
+                "kind": "register",
+                "n": self._count,
+                "id": self.id,
+                "address": self._mine,
+                "generation": membership.generation,
+                "living": {str(learner): addresses[learner] for learner in membership.living},
+                "total": self._total,
+                "used": self._used,
+            }
+            self._questions[self._count] = message, future
+            again = [question for question, _ in self._questions.values() if question["kind"] in _ASKED_AGAIN]
+        future.add_done_callback(self._registered_again)
+        self._outbox.put(message)
+        for question in again:
+            self._outbox.put(question)
+
+    def _registered_again(self, future: Future[Message]) -> None:
+        if future.exception() is not None:
+            return
+        answer = future.result()
+        if "dropped" in answer:
+            self._dropped = answer["dropped"]
+            log.warning("learner %s was dropped: %s", self.id, self._dropped)
+            self._fail_questions(lambda kind: True, DroppedError(self._dropped))
+            return
+        log.info("learner %s has found the rendezvous again", self.id)
+        self._take_up(Term.of(answer), "the rendezvous is back")
+
+    def _take_up(self, term: Term, reason: str) -> None:
+        if self.term is not None and term.membership.generation > self.term.membership.generation:
+            self.term = term
+            self.on_term(term, reason)
+
+    def _fail_questions(self, which: Callable[[str], bool], error: BaseException) -> None:
+        with self._lock:
+            failing = [n for n, (question, _) in self._questions.items() if which(question["kind"])]
+            futures = [self._questions.pop(n)[1] for n in failing]
+        for future in futures:
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(error)
+
+
+def open_listener(host: str, port: int = 0) -> socket.socket:
+    """A listening socket. Raises LaunchError, in one line, if that cannot be."""
+    try:
+        return socket.create_server((host, port), backlog=128)
+    except OSError as error:
+        raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror}; name another interface or port") from None
+
+
+__all__ = ["Rendezvous", "RendezvousServer", "Tell", "Term", "open_listener"]

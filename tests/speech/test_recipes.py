@@ -1,0 +1,28 @@
+"""The recipes: they resolve, and the papers' is the papers'."""
+
+import pytest
+import torch
+
+from roundelay.speech.model import AcousticModel
+from roundelay.training.recipes import resolve, table_of
+from roundelay.training.schedule import Schedule
+
+
+@pytest.mark.parametrize("name", ["an4", "fsdd", "switchboard"])
+def test_recipes_of_real_corpora_resolve_where_data_is_given(name, tmp_path):
+    config = resolve(table_of(name), [("settings.data", str(tmp_path))])
+    assert config.settings.corpus == name
+    assert (config.strategy, config.topology) == ("adpsgd", "random-ring")
+
+
+def test_the_switchboard_recipe_is_that_of_the_papers(tmp_path):
+    config = resolve(table_of("switchboard"), [("settings.data", str(tmp_path))])
+    with torch.device("meta"):
+        model = AcousticModel(260, config.settings.states, config.settings.model)
+    assert sum(weight.numel() for weight in model.parameters()) == 43_154_944
+    batch = config.learners * config.data.batch
+    assert (config.learners, batch, config.settings.window, config.budget.epochs) == (16, 2560, 21, 16)
+    rate = Schedule(config.optimizer, config.schedule, batch=batch, epoch=100, total=1600)
+    # Warm-up from 0.1 to 1.0 over ten epochs, then 1/√2 for each epoch.
+    assert [rate.at(0), rate.at(999)] == pytest.approx([0.1, 1.0], rel=1e-2)
+    assert [rate.at(100 * epoch) for epoch in (10, 11, 15)] == pytest.approx([2**-0.5, 0.5, 2**-3])

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from roundelay.cli.tables import new_table, say, show, text
 
 HEADINGS = {
@@ -34,7 +36,9 @@ def run(args: argparse.Namespace) -> None:
     """Evaluate, and say what came out."""
     from roundelay.training.finished import FinishedRun
 
-    figures = FinishedRun.read(args.run).task_class.evaluate_run(args.run, args.split, args.corpus)
+    finished = FinishedRun.read(args.run)
+    with Console(stderr=True).status(f"evaluating {args.run} on {args.split}"):  # nothing, where nobody looks
+        figures = finished.task_class.evaluate_run(args.run, args.split, args.corpus)
     if args.json:
         print(json.dumps(figures, indent=2))
     elif "wer" in figures:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from roundelay.clock import VirtualClock
+from roundelay.simulation import logistic
 from roundelay.simulation.claims.claim import Line, Panel
 from roundelay.simulation.learners import VirtualLearner
 from roundelay.simulation.network import Links, ModelledNetwork
@@ -27,6 +28,8 @@ from roundelay.simulation.stacked import StackedLearners
 from roundelay.strategies import ADPSGD, DPSGD, DelayByOne, Strategy
 from roundelay.topology import Mixing, complete, random_ring, ring, spectrum, stability_bound
 
+SIZES = (4, 8, 16, 32)
+RINGS: dict[str, Callable[[int], Mixing]] = {"fixed ring": ring, "random ring": random_ring}
 GROWN = 1e3  # a run that has grown so much is unstable, one that has shrunk so much is stable
 
 
@@ -141,47 +144,58 @@ def measured_bound(strategy_of: Callable[[], Strategy], size: int, momentum: flo
 
 
 def panels(seeds: Sequence[int]) -> list[Panel]:
-    """Measured and predicted side by side: spread, stability, staleness, and what slow links and max_lead do."""
-    sizes, momenta, exchanges_s = (4, 8, 16, 32), (0.0, 0.3, 0.6, 0.9), (0.1, 1.0, 2.0, 4.0, 8.0)
-    spreads = []
-    for name, of in (("fixed ring", ring), ("random ring", random_ring)):
-        measured = [[dpsgd_variance(of(n), 100, 30 * n + 100, seed) for n in sizes] for seed in seeds]
-        predicted = [spectrum(of(n)).stationary_variance or math.nan for n in sizes]
-        spreads += [
-            Line(f"{name}, measured", sizes, measured),
-            Line(f"{name}, predicted", sizes, [predicted], dashed=True, beside=f"{name}, measured"),
-        ]
-    bounds = []
-    for name, strategy_of, mixing in (
-        ("dpsgd ring", lambda: DPSGD(ring(8)), ring(8)),
-        ("delay-by-one", DelayByOne, complete(8)),
-    ):
+    """Measured and predicted side by side: spread, stability, what slow links and max_lead do, and spread on a real loss."""
+    return [_spread_panel(seeds), _stability_panel(), _links_panel(seeds), _logistic_panel(seeds)]
+
+
+def _pair(name: str, x: Sequence[float], measured: Sequence[Sequence[float]], predicted: Sequence[float]) -> list[Line]:
+    """A line and, dashed beside it, its prediction."""
+    label = f"{name}, measured"
+    return [Line(label, x, measured), Line(f"{name}, predicted", x, [predicted], dashed=True, beside=label)]
+
+
+def _spread_panel(seeds: Sequence[int]) -> Panel:
+    lines = []
+    for name, of in RINGS.items():
+        found = [[dpsgd_variance(of(n), 100, 30 * n + 100, seed) for n in SIZES] for seed in seeds]
+        lines += _pair(name, SIZES, found, [spectrum(of(n)).stationary_variance or math.nan for n in SIZES])
+    return Panel("stationary spread of dpsgd", "learners", "variance in (ασ)²", lines, "xy")
+
+
+def _stability_panel() -> Panel:
+    momenta, lines = (0.0, 0.3, 0.6, 0.9), []
+    strategies: dict[str, tuple[Callable[[], Strategy], Mixing]] = {
+        "dpsgd ring": (lambda: DPSGD(ring(8)), ring(8)),
+        "delay-by-one": (DelayByOne, complete(8)),
+    }
+    for name, (strategy_of, mixing) in strategies.items():
         found = [measured_bound(strategy_of, 8, momentum) for momentum in momenta]
-        theory = [stability_bound(mixing, momentum) for momentum in momenta]
-        bounds += [
-            Line(f"{name}, measured", momenta, [found]),
-            Line(f"{name}, predicted", momenta, [theory], dashed=True, beside=f"{name}, measured"),
-        ]
-    links = []
+        lines += _pair(name, momenta, [found], [stability_bound(mixing, momentum) for momentum in momenta])
+    return Panel("stability, 8 learners", "momentum", "largest stable lr × curvature", lines)
+
+
+def _links_panel(seeds: Sequence[int]) -> Panel:
+    exchanges_s, lines = (0.1, 1.0, 2.0, 4.0, 8.0), []
     for lead in (16, 2):
         runs = [
             [adpsgd_variance(random_ring(8, seed), 50, 80, seed, exchange_s=s, max_lead=lead) for s in exchanges_s]
             for seed in seeds
         ]
         rates = np.mean([[rate for _, rate in row] for row in runs], axis=0)
-        theory = [exchanged_at_random(8, rate) for rate in rates]
-        links += [
-            Line(f"max_lead {lead}, measured", exchanges_s, [[variance for variance, _ in row] for row in runs]),
-            Line(
-                f"max_lead {lead}, without staleness",
-                exchanges_s,
-                [theory],
-                dashed=True,
-                beside=f"max_lead {lead}, measured",
-            ),
+        label = f"max_lead {lead}, measured"
+        fresh = [exchanged_at_random(8, rate) for rate in rates]
+        lines += [
+            Line(label, exchanges_s, [[variance for variance, _ in row] for row in runs]),
+            Line(f"max_lead {lead}, without staleness", exchanges_s, [fresh], dashed=True, beside=label),
         ]
-    return [
-        Panel("stationary spread of dpsgd", "learners", "variance in (ασ)²", spreads, "xy"),
-        Panel("stability, 8 learners", "momentum", "largest stable lr × curvature", bounds),
-        Panel("adpsgd on 8 learners, random ring", "an exchange takes, in steps", "variance in (ασ)²", links, "xy"),
-    ]
+    return Panel("adpsgd on 8 learners, random ring", "an exchange takes, in steps", "variance in (ασ)²", lines, "xy")
+
+
+def _logistic_panel(seeds: Sequence[int]) -> Panel:
+    lines = []
+    for name, of in RINGS.items():
+        found = [[logistic.dpsgd_spread(of(n), 20 * n + 100, seed) for n in SIZES] for seed in seeds]
+        lines += _pair(f"dpsgd, {name}", SIZES, found, [logistic.predicted(of(n)) for n in SIZES])
+    found = [[logistic.adpsgd_spread(random_ring(n, seed), 60, seed) for n in SIZES] for seed in seeds]
+    lines += _pair("adpsgd, random ring", SIZES, found, [exchanged_at_once(n) for n in SIZES])
+    return Panel("logistic regression on digits", "learners", "variance in (ασ)²", lines, "xy")

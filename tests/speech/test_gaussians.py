@@ -41,3 +41,11 @@ def test_principal_axes_point_where_the_variance_is():
     assert covariance == pytest.approx(np.cov(frames, rowvar=False, bias=True))
     axes = principal_axes(covariance, 2)
     assert np.abs(axes[[1, 2], [0, 1]]) == pytest.approx([1, 1], abs=0.01)
+
+
+def test_features_that_never_vary_do_no_harm():
+    frames, labels = np.ones((20, 3), np.float32), np.repeat([0, 1], 10).astype(np.int32)
+    seen = Statistics.of([frames], [labels], 2)
+    _, covariance = scatter([frames])
+    assert np.isfinite(discriminant_axes(covariance, seen, 2)).all()
+    assert np.isfinite(Gaussians.fit(seen).log_likelihoods(frames)).all()

@@ -13,6 +13,7 @@ from roundelay.speech.hmm import Floats
 from roundelay.speech.segments import Ints
 
 _VARIANCE_FLOOR = 0.01  # of the variance over all frames
+_LEAST_VARIANCE = 1e-6  # of directions in which nothing varies, such as in silence
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,7 @@ class Gaussians:
         rare = seen.count_S[:, None] < 2
         mean = np.where(seen.count_S[:, None] < 1, overall, seen.sum_SD / count)
         variance = np.where(rare, spread, seen.square_SD / count - mean**2)
-        return cls(mean, np.maximum(variance, _VARIANCE_FLOOR * spread))
+        return cls(mean, np.maximum(variance, np.maximum(_VARIANCE_FLOOR * spread, _LEAST_VARIANCE)))
 
     def log_likelihoods(self, frames_TD: NDArray[Any]) -> Floats:
         """log N(x; μ_s, σ²_s) for all frames and states: −½ Σ_d [(x_d − μ_d)²/σ²_d + log 2πσ²_d], as two matrix products."""
@@ -93,6 +94,6 @@ def discriminant_axes(covariance_DD: NDArray[np.float64], seen: Statistics, dime
     means = seen.sum_SD / np.maximum(seen.count_S, 1)[:, None] - seen.sum_SD.sum(axis=0) / seen.count_S.sum()
     between = (means * share[:, None]).T @ means
     within = covariance_DD - between
-    within += 1e-6 * np.trace(within) / len(within) * np.eye(len(within))
+    within += (1e-6 * np.trace(within) / len(within) + _LEAST_VARIANCE) * np.eye(len(within))
     _, axes = eigh(between, within)
     return np.asarray(axes[:, ::-1][:, :dimensions], dtype=np.float64)

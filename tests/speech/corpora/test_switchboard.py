@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from runs import run_in_threads
 from sounds import cut_off, save, tone
 
 from roundelay.errors import DataError
 from roundelay.speech.audio import utterance_audio
 from roundelay.speech.corpora.switchboard import part_of_hub5, reference, switchboard, transcript
+from roundelay.speech.evaluation import evaluate_run
 from roundelay.speech.features import FeatureConfig, speaker_features
+from roundelay.training.recipes import resolve, table_of
 
 pytest.importorskip("lhotse", reason="Switchboard needs the extra 'switchboard'")
 
@@ -148,3 +151,23 @@ def test_transcripts_are_normalised(said, words):
 )
 def test_references_are_normalised(written, words):
     assert reference(written) == words
+
+
+def test_the_recipe_runs_from_the_ldcs_files_to_hub5_figures(tree, tmp_path, monkeypatch):
+    monkeypatch.setenv("ROUNDELAY_CACHE", str(tmp_path / "cache"))
+    lexicon = {"hi": "h ay", "um": "ah m", "yeah": "y ae", "i-": "ay", "th-": "dh", "about": "ax b aw t"}
+    dictionary = tree / "swb_ms98_transcriptions" / "sw-ms98-dict.text"
+    dictionary.write_text("".join(f"{word} {phones}\n" for word, phones in lexicon.items()))
+    small = {
+        "settings.model.layers": 1,
+        "settings.model.width": 8,
+        "settings.model.bottleneck": 4,
+        "settings.states": 60,
+    }
+    here = {"settings.data": tree, "learners": 2, "data.batch": 4, "data.workers": 0}
+    config = resolve(table_of("switchboard"), [(key, str(value)) for key, value in (small | here).items()])
+    run_in_threads(config, tmp_path / "run")
+    figures = evaluate_run(tmp_path / "run", "test")
+    assert figures["words"] == 7
+    assert sum(figures["unknown_words"].values()) == 6  # of what the stm has, only yeah is in this lexicon
+    assert set(figures["hub5"]) in ({"error"}, {"switchboard", "callhome", "all"})

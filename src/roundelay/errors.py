@@ -5,6 +5,7 @@ RoundelayError
 ├── StrategyError       a model, an optimizer or a setting that a strategy cannot work with
 ├── PeerLostError       a peer that was needed died, froze or left; names it
 ├── DroppedError        the others go on without this learner, which was not heard of for too long
+├── MembershipChangedError   who takes part has changed, so that synchronous learners must meet
 ├── LaunchError         an environment that does not say which learner this is
 ├── ConfigError         a key, a value or a combination of settings that a run cannot have
 │   └── DataError       data that are not there, or not what they should be
@@ -45,6 +46,10 @@ class PeerLostError(RoundelayError, ConnectionError):
 
 class DroppedError(RoundelayError, ConnectionError):
     """The others go on without this learner, which was not heard of for too long."""
+
+
+class MembershipChangedError(RoundelayError):
+    """Who takes part has changed, so that synchronous learners must meet."""
 
 
 class LaunchError(RoundelayError, RuntimeError):

@@ -112,18 +112,13 @@ def adopt_slurm() -> None:
         os.environ["LOCAL_WORLD_SIZE"] = os.environ["SLURM_NTASKS_PER_NODE"]
 
 
-def host_store() -> tuple[object, dict[str, str]]:
+def host_store(host: str = "127.0.0.1") -> tuple[object, dict[str, str]]:
     """A store in this process, through which learners on this machine find each other, and the variables that say where.
 
     Keep the first for as long as they run. A store in learner 0 would die with it.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    return store, {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    return store, {"ROUNDELAY_STORE": f"{host}:{store.port}"}
 
 
 def gather_bytes(mine: bytes, width: int) -> list[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,9 @@ from loopback import loopback, together
 
 from roundelay.training import checkpoint, rundir
 from roundelay.training.config import Config
-from roundelay.training.coordinator import Coordinator, CoordinatorServer
+from roundelay.training.desk import Desk
 from roundelay.training.recipes import resolve
+from roundelay.training.rendezvous import Rendezvous, RendezvousServer
 from roundelay.training.trainer import Trainer
 from roundelay.training.worker import parties
 from roundelay.transport.base import Transport
@@ -28,7 +30,7 @@ TINY = {"task": "roundelay.training.tiny:Digits", "settings": {"dropout": 0.0, "
 
 @dataclass(frozen=True)
 class ThreadWorld:
-    """As launch.World, with a transport that is there already."""
+    """As launch.World and as a door, with a transport that is there already."""
 
     rank: int
     size: int
@@ -38,7 +40,10 @@ class ThreadWorld:
     local_size = property(lambda self: self.size)
     device = torch.device("cpu")
 
-    def transport(self) -> Transport:
+    def open(self) -> tuple[str, int]:
+        return "", 0
+
+    def connect(self, me: int, term: object, *, joins: bool) -> Transport:
         return self.given
 
 
@@ -58,20 +63,22 @@ def run_in_threads(
         Security(secrets.token_bytes(32)),
         socket.create_server(("127.0.0.1", 0)),
     )
-    server = CoordinatorServer(listener, security, parties(config, size, size))
+    server = RendezvousServer(listener, security, Desk(size, parties(config, size, size), time.monotonic))
     resumed = None if place is None else checkpoint.at(folder / "checkpoints", place)
     if place is not None:
         checkpoint.abandon_after(folder / "checkpoints", place)
 
     def learn(rank: int, transport: Transport) -> Trainer:
-        coordinator = Coordinator(listener.getsockname()[:2], rank, security)
+        line = Rendezvous(server.address, security)
+        line.register(("", 0), rank)
+        world = ThreadWorld(rank, size, transport)
         with _SEEDING:
-            trainer = Trainer(config, folder, ThreadWorld(rank, size, transport), coordinator)  # type: ignore[arg-type]
+            trainer = Trainer(config, folder, world, line, world, elastic=False)  # type: ignore[arg-type]
         prepare(trainer)
         try:
             trainer.finished = trainer.run(resumed)  # type: ignore[attr-defined]
         finally:
-            coordinator.close()
+            line.close()
         return trainer
 
     try:

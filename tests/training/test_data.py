@@ -5,7 +5,7 @@ from collections import Counter
 import torch
 from hypothesis import given, settings, strategies as st
 
-from roundelay.training.data import Chunks, Draw, Draws, EqualDraws, SharedDraws, batches
+from roundelay.training.data import Chunks, Draw, Draws, EqualDraws, SharedDraws, Shares, batches
 from roundelay.training.tiny import Digits, DigitsConfig
 
 
@@ -66,14 +66,14 @@ def test_equal_draws_of_all_groups_are_every_chunk_once(groups, total, start, do
 
 
 class Desk:
-    """A coordinator without a socket."""
+    """A rendezvous without a socket."""
 
     def __init__(self, total: int) -> None:
-        from roundelay.training.coordinator import Cursor
+        from roundelay.training.cursor import Cursor
 
         self.cursor = Cursor(total)
 
-    def draw(self, group: int, index: int) -> int | None:
+    def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:
         return self.cursor.draw(group, index)
 
 
@@ -81,7 +81,7 @@ class Desk:
 @given(order=st.lists(st.integers(0, 2), min_size=40, max_size=80), total=st.integers(0, 30))
 def test_dynamic_draws_use_every_chunk_once_in_whatever_order_learners_come(order, total):
     desk = Desk(total)
-    draws = [SharedDraws(desk, group, 3, dynamic=True) for group in range(3)]
+    draws = [SharedDraws(desk, group, lambda: 0, None) for group in range(3)]
     drawn = [draws[group].next() for group in order]
     chunks = Counter(d.chunk for d in drawn if d is not None)
     assert chunks == Counter(range(total))
@@ -89,7 +89,7 @@ def test_dynamic_draws_use_every_chunk_once_in_whatever_order_learners_come(orde
 
 def test_static_shares_stay_apart_and_a_fast_learner_gets_further():
     desk = Desk(6)
-    fast, slow = (SharedDraws(desk, group, 2, dynamic=False) for group in range(2))
+    fast, slow = (SharedDraws(desk, group, lambda: 0, Shares(group, 2, 0)) for group in range(2))
     got = [fast.next(), fast.next(), slow.next(), fast.next(), fast.next(), slow.next(), fast.next()]
     assert [d.chunk for d in got[:6] if d] == [0, 2, 1, 4, 6, 3]
     assert [d.number for d in got[:6] if d] == list(range(6))

@@ -31,7 +31,14 @@ class Bureau:
     def __init__(self, expected, parties=None, minimum=1):
         self.time, self.events, self.lines, self.numbers = 0.0, [], {}, {}
         parties = range(expected) if parties is None else parties
-        self.desk = Desk(expected, list(parties), lambda: self.time, self.events.append, minimum, {"folder": "here"})
+        self.desk = Desk(
+            expected,
+            list(parties),
+            lambda: self.time,
+            tell=self.events.append,
+            minimum=minimum,
+            info={"folder": "here"},
+        )
 
     def register(self, learner, generation=NEVER_FORMED, **more):
         line = self.lines[learner] = FakeLine()
@@ -173,7 +180,10 @@ def test_healed_is_told_when_all_that_live_have_taken_the_change_up():
 
 def test_a_meeting_begins_when_all_that_live_are_there_and_brings_their_values():
     bureau = formed(3)
-    questions = {learner: bureau.ask(learner, "meet", value=learner * 10, lost=[2], generation=0) for learner in (0, 1)}
+    questions = {
+        learner: bureau.ask(learner, "meet", address=["host", 7], value=learner * 10, lost=[2], generation=0)
+        for learner in (0, 1)
+    }
     assert bureau.answer(0, questions[0]) is None
     bureau.desk.died(2, "killed")
     answer = bureau.answer(0, questions[0])
@@ -185,7 +195,10 @@ def test_a_meeting_begins_when_all_that_live_are_there_and_brings_their_values()
 def test_of_two_living_learners_that_cannot_reach_each_other_one_goes():
     bureau = formed(3)
     lost = {0: [1], 1: [0], 2: []}
-    questions = {learner: bureau.ask(learner, "meet", value=None, lost=lost[learner], generation=0) for learner in lost}
+    questions = {
+        learner: bureau.ask(learner, "meet", address=["host", 7], value=None, lost=lost[learner], generation=0)
+        for learner in lost
+    }
     assert bureau.told() == [("dropped", 1)]
     assert sorted(bureau.answer(0, questions[0])["living"]) == ["0", "2"]
 
@@ -194,8 +207,8 @@ def test_nobody_is_blamed_for_what_its_forerunner_did():
     bureau = formed(2)
     bureau.desk.died(1, "killed")
     bureau.register(1)
-    question = bureau.ask(0, "meet", value=None, lost=[1], generation=0)
-    bureau.ask(1, "meet", value=None, lost=[], generation=2)
+    question = bureau.ask(0, "meet", address=["host", 7], value=None, lost=[1], generation=0)
+    bureau.ask(1, "meet", address=["host", 7], value=None, lost=[], generation=2)
     assert sorted(bureau.answer(0, question)["living"]) == ["0", "1"]
 
 
@@ -261,7 +274,7 @@ EVENTS = st.lists(
 
 @settings(max_examples=150)
 @given(events=EVENTS, total=st.integers(1, 25))
-def test_whatever_happens_every_number_is_done_and_generations_grow(events, total):
+def test_whatever_happens_every_number_is_done_and_generations_grow(events, total):  # noqa: PLR0912
     """Learners draw, die, freeze and join at random; those that are left at the end do what is left."""
     bureau = formed(3)
     for learner in range(3):

@@ -86,12 +86,14 @@ def stop_learner_after(rank: int, steps: int):
     """Have all learners asked to stop when that one has taken so many steps."""
     from roundelay.training import trainer as module
 
-    stops = []
+    stops, asked = [], []
 
     class Recorded(module.StopRequest):
         def __init__(self, last_step):
             super().__init__(last_step)
             stops.append(self)
+            if asked:
+                self.request()
 
     def prepare(trainer):
         step = trainer._step
@@ -99,6 +101,7 @@ def stop_learner_after(rank: int, steps: int):
         def counted(*args):
             step(*args)
             if trainer.world.rank == rank and trainer._steps == steps:
+                asked.append(rank)
                 for stop in stops:
                     stop.request()
 

@@ -26,7 +26,7 @@ from roundelay.training.average import mean_module
 from roundelay.training.build import optimizer_of, strategy_of
 from roundelay.training.checkpoint import write_whole
 from roundelay.training.config import Config
-from roundelay.training.coordinator import Coordinator, Cursor
+from roundelay.training.cursor import Cursor
 from roundelay.training.data import Draw, batches
 from roundelay.training.judge import evaluating
 from roundelay.training.metrics import JsonLines, Row
@@ -109,7 +109,7 @@ class _RecipeLearner:
         node = min(run.links.node_size, size)
         world = World(rank, size, rank % node, node)
         self.rank, self._run, self._config = rank, run, config
-        self.plan = Plan.of(config, world, len(run.task))
+        self.plan = Plan.of(config, world, len(run.task), rank)
         self.module = run.task.module()
         self._optimizer = optimizer_of(config.optimizer, run.task.parameter_groups(self.module))
         self.strategy = strategy_of(config, world)
@@ -134,7 +134,7 @@ class _RecipeLearner:
         strategy.attach(Replica(self.module), self._transport, Membership.of(self._config.learners))
         self._transport.on_lost(strategy.lost)
         self.module.train()
-        draws = self.plan.draws(Position(), [], cast(Coordinator, run._cursor))
+        draws = self.plan.draws(Position(), [], run._cursor, lambda: self._steps)
         loader = batches(
             run.task, self.plan.chunks, draws, member=self.plan.member, members=self.plan.members, workers=0
         )
@@ -224,7 +224,7 @@ class _RecipeLearner:
 
 
 class _Cursor:
-    """What learners ask of a coordinator, without a server."""
+    """What learners ask of a rendezvous, without a server."""
 
     def __init__(self) -> None:
         self._cursor: Cursor | None = None
@@ -232,6 +232,6 @@ class _Cursor:
     def begin(self, total: int, used: Sequence[int]) -> None:
         self._cursor = self._cursor or Cursor(total, used)
 
-    def draw(self, group: int, index: int) -> int | None:
+    def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:
         assert self._cursor is not None
         return self._cursor.draw(group, index)

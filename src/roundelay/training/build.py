@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from roundelay.errors import TopologyError
 from roundelay.launch import World
 from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, Strategy, SuperLearner
+from roundelay.topology import Mixing
 from roundelay.topology.catalogue import named
 from roundelay.training.config import Config, OptimizerConfig
+
+OTHER_TOPOLOGY = "random-ring"  # fits any number of learners
+
+log = logging.getLogger("roundelay")
 
 
 def strategy_of(config: Config, world: World) -> Strategy:
@@ -21,11 +28,22 @@ def strategy_of(config: Config, world: World) -> Strategy:
     return SuperLearner(between, members) if members > 1 else between
 
 
+def mixing_of(config: Config, groups: int) -> Mixing:
+    """The configured topology over so many; where it does not exist for that number, another that does."""
+    try:
+        return named(config.topology, groups, config.seed)
+    except TopologyError as error:
+        if groups == config.learners:
+            raise
+        log.warning("%s; going on with %s", error, OTHER_TOPOLOGY)
+        return named(OTHER_TOPOLOGY, groups, config.seed)
+
+
 def _between(config: Config, groups: int) -> Strategy:
     if config.strategy == "adpsgd":
-        return ADPSGD(named(config.topology, groups, config.seed), config.max_lead)
+        return ADPSGD(mixing_of(config, groups), config.max_lead)
     if config.strategy == "dpsgd":
-        return DPSGD(named(config.topology, groups, config.seed))
+        return DPSGD(mixing_of(config, groups))
     if config.strategy == "allreduce":
         return Allreduce()
     return DelayByOne("gradients" if config.strategy == "delay-by-one-gradients" else "weights")

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterable
@@ -85,6 +86,20 @@ def read_state(path: Path) -> Any:  # noqa: ANN401
             return join_tree(shape, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"'{path}' is torn or altered: {type(error).__name__}: {error}") from error
+
+
+def encoded(state: Any) -> bytes:  # noqa: ANN401
+    """A tree as the bytes of a safetensors file."""
+    shape, tensors = split_tree(state)
+    return save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"state": json.dumps(shape)})
+
+
+def decoded(data: bytes) -> Any:  # noqa: ANN401
+    """The tree that `encoded` took. Raises CheckpointError if these bytes are none."""
+    with tempfile.TemporaryDirectory(prefix="roundelay-") as folder:  # the library reads metadata from files only
+        path = Path(folder) / "state.safetensors"
+        path.write_bytes(data)
+        return read_state(path)
 
 
 def snapshot(tree: Any) -> Any:  # noqa: ANN401
@@ -220,6 +235,10 @@ class Checkpoints:
         self.wait()
         self._writing = self._writer.submit(self._write, place, snapshot(state), tuple(learners))
 
+    def path(self, place: int, learner: int) -> Path:
+        """Where that learner's file of that place is."""
+        return self.folder / _name(place) / f"learner-{learner}.safetensors"
+
     def wait(self) -> None:
         """Until the last one is written."""
         if self._writing is None:
@@ -236,8 +255,7 @@ class Checkpoints:
         self._writer.shutdown()
 
     def _write(self, place: int, state: Any, learners: tuple[int, ...]) -> None:  # noqa: ANN401
-        shape, tensors = split_tree(state)
-        data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"state": json.dumps(shape)})
+        data = encoded(state)
         folder = self.folder / _name(place)
         folder.mkdir(parents=True, exist_ok=True)
         name = f"learner-{self._rank}"

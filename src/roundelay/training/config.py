@@ -126,6 +126,7 @@ class Config:
         topology: with whom (adpsgd, dpsgd).
         group_size: learners per super-learner; 1: none; 0: those of one machine.
         max_lead: adpsgd: own steps without an exchange, after which a learner waits for one.
+        min_learners: with fewer living ones the run is saved and stopped.
         seed: of weights, shuffling, augmentation and random topologies.
         slow: `LEARNER:FACTOR`, to see what a straggler does; several are separated by commas.
         settings: the task's own.
@@ -137,6 +138,7 @@ class Config:
     topology: str = "random-ring"
     group_size: int = at_least(0, 1)
     max_lead: int = at_least(1, 16)
+    min_learners: int = at_least(1, 1)
     seed: int = at_least(0, 0)
     slow: str = ""
     settings: TaskConfig = TaskConfig()
@@ -151,6 +153,11 @@ class Config:
     def synchronous(self) -> bool:
         """Learners wait for each other."""
         return self.strategy != "adpsgd"
+
+    @property
+    def collective(self) -> bool:
+        """Learners sum over all, or over a group, and not only between pairs."""
+        return self.synchronous or self.group_size != 1
 
     def slowness(self) -> dict[int, float]:
         """By learner, how many times slower it is to be.

@@ -7,15 +7,15 @@ number says how far the run is when it is used, so it also gives the learning ra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 if TYPE_CHECKING:
-    from roundelay.training.coordinator import Coordinator
     from roundelay.training.task import Batch, Task
 
 
@@ -68,6 +68,10 @@ class Draws(ABC):
     def next(self) -> Draw | None:
         """The next one; None when the run is over."""
 
+    def more(self) -> bool:
+        """After the last one: whether another has turned up; waits until that is known."""
+        return False
+
     def __iter__(self) -> Iterator[Draw]:
         while (draw := self.next()) is not None:
             yield draw
@@ -91,31 +95,56 @@ class EqualDraws(Draws):
         return Draw(number, number) if number < self._total else None
 
 
-class SharedDraws(Draws):
-    """Learners at their own pace: the coordinator counts the budget.
+class Numbers(Protocol):
+    """Who counts the budget of a run; see `Rendezvous`."""
 
-    With dynamic sharding the number drawn is the chunk; with static shares group j goes through chunks of its own,
-    start + j, start + j + groups, ..., and a fast group gets further.
+    def begin(self, total: int, used: Sequence[int]) -> None:
+        """Say how large it is, and what of it is used."""
+
+    def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:
+        """The next number of `group`."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A static share: chunks first, first + stride, ..., of which so many are done."""
+
+    first: int
+    stride: int
+    done: int
+
+
+class SharedDraws(Draws):
+    """Learners at their own pace: the rendezvous counts the budget.
+
+    With dynamic sharding the number drawn is the chunk; with static shares a group goes through chunks of its own, and a
+    fast group gets further.
 
     Args:
-        start: chunks used before this run (or its resumption with another number of groups) began.
-        done: draws of this group that were used since.
+        line: to the rendezvous.
+        group: whose draws these are; all its members ask for themselves and hear the same.
+        done: how many of them are used.
+        share: the group's own chunks, if they are static.
     """
 
-    def __init__(
-        self, coordinator: Coordinator, group: int, groups: int, *, dynamic: bool, start: int = 0, done: int = 0
-    ) -> None:
-        self._coordinator, self._group, self._groups, self._dynamic = coordinator, group, groups, dynamic
-        self._start, self._done, self._asked = start, done, 0
+    def __init__(self, line: Numbers, group: int, done: Callable[[], int], share: Shares | None) -> None:
+        self._line, self._group, self._done, self._share = line, group, done, share
+        self._before = self._asked = done()
 
     def next(self) -> Draw | None:
-        """All members of a group ask for themselves and hear the same."""
-        number = self._coordinator.draw(self._group, self._asked)
+        """The next number that nobody has."""
+        number = self._line.draw(self._group, self._asked, self._done())
         if number is None:
             return None
-        own = self._start + (self._done + self._asked) * self._groups + self._group
+        own = number
+        if self._share is not None:
+            own = self._share.first + (self._share.done + self._asked - self._before) * self._share.stride
         self._asked += 1
-        return Draw(number, number if self._dynamic else own)
+        return Draw(number, own)
+
+    def more(self) -> bool:
+        """What a learner that is lost had drawn and not done."""
+        return self._line.draw(self._group, self._asked, self._done(), patient=True) is not None
 
 
 class _Samples(Dataset[Any]):

@@ -80,6 +80,7 @@ class Desk:
         expected: int,
         parties: Sequence[int],
         now: Callable[[], float],
+        *,
         tell: Tell = lambda event: None,
         minimum: int = 1,
         info: Message | None = None,
@@ -158,7 +159,7 @@ class Desk:
     def _register(self, line: Line, message: Message) -> None:
         number = message["id"]
         known = int(message["generation"])
-        if self.generation != NEVER_FORMED and known != NEVER_FORMED and number not in self._members:
+        if NEVER_FORMED not in (self.generation, known) and number not in self._members:
             line.send(_answer(message, dropped=self._why_gone.get(number, "it was not heard of for too long")))
             return
         joins = self.generation != NEVER_FORMED and known == NEVER_FORMED
@@ -272,39 +273,48 @@ class Desk:
 
     def _answer(self, question: _Question) -> Message | None:
         """What to say; None: not yet."""
-        message = question.message
-        kind = message["kind"]
-        if kind == "register":
-            if self.generation == NEVER_FORMED:
-                return None
-            return self._term() | {"id": question.learner, "info": self.info}
-        if kind == "begin":
-            self._cursor = self._cursor or Cursor(int(message["total"]), message["used"])  # all learners say the same
-            return {}
-        if kind == "draw":
-            return self._draw(question.learner, message)
-        if kind == "last_step":
-            return self._last_step(question.learner)
-        if kind == "mark":
-            if self._stopped_at is None:
-                self._stopped_at = self._cursor.given if self._cursor else 0
-            return {"number": self._stopped_at}
-        return None if kind == "meet" else {"error": f"no learner asks for '{kind}'"}
+        answers: dict[str, Callable[[_Question], Message | None]] = {
+            "register": self._registered,
+            "begin": self._begin,
+            "draw": self._draw,
+            "last_step": self._last_step,
+            "mark": self._mark,
+            "meet": lambda question: None,  # see _settle_meeting
+        }
+        kind = question.message["kind"]
+        return answers[kind](question) if kind in answers else {"error": f"no learner asks for '{kind}'"}
 
-    def _draw(self, learner: int, message: Message) -> Message | None:
+    def _registered(self, question: _Question) -> Message | None:
+        if self.generation == NEVER_FORMED:
+            return None
+        return self._term() | {"id": question.learner, "info": self.info}
+
+    def _begin(self, question: _Question) -> Message:
+        total, used = int(question.message["total"]), question.message["used"]
+        self._cursor = self._cursor or Cursor(total, used)  # all learners say the same
+        return {}
+
+    def _mark(self, question: _Question) -> Message:
+        if self._stopped_at is None:
+            self._stopped_at = self._cursor.given if self._cursor else 0
+        return {"number": self._stopped_at}
+
+    def _draw(self, question: _Question) -> Message | None:
+        message = question.message
         if self._cursor is None or self._recovering:
             return None
         group = int(message["group"])
-        self._draws_for[learner].add(group)
+        self._draws_for[question.learner].add(group)
         self._cursor.done(group, int(message["done"]))
         number = self._cursor.draw(group, int(message["index"]))
         if number is None and message["patient"] and self._cursor.outstanding:
             return None  # something may still be given back
         return {"number": number}
 
-    def _last_step(self, learner: int) -> Message | None:
+    def _last_step(self, question: _Question) -> Message | None:
         """The furthest step that anybody of the party has begun: all can finish it, for nobody has gone past."""
-        party = {other for other in {*self._members, *self._begun} if self._party(other) == self._party(learner)}
+        own = self._party(question.learner)
+        party = {other for other in {*self._members, *self._begun} if self._party(other) == own}
         if not self._begun.keys() >= party & self._members.keys():
             return None
         return {"number": max(self._begun[member] for member in party & self._begun.keys())}
@@ -331,6 +341,9 @@ class Desk:
             return
         self.generation += 1
         self._begun.clear()
+        for learner, question in here.items():
+            host, port = question.message["address"]
+            self._members[learner].address = (str(host), int(port))
         values = {str(learner): question.message["value"] for learner, question in here.items()}
         for question in here.values():
             self._questions.remove(question)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -29,17 +30,18 @@ class Judge:
     """
 
     def __init__(self, task: Task, world: World, checkpoints: Checkpoints, write: Callable[[Row], None]) -> None:
-        self._task, self._world, self._checkpoints, self._write = task, world, checkpoints, write
+        self._task, self.world, self._checkpoints, self._write = task, world, checkpoints, write
         self.newest = 0  # the place of the checkpoint that was evaluated last
         self._best = -math.inf
 
     def together(self, learner: Learner, split: str, place: int) -> dict[str, float]:
         """A collective: every learner evaluates its share of the split on the exact mean model."""
         with learner.consensus() as mean, evaluating(mean):
-            sums = self._task.evaluate(mean, split, self._world.rank, self._world.size)
+            sums = self._task.evaluate(mean, split, self.world.rank, self.world.size)
         totals = torch.tensor(list(sums.values()), dtype=torch.float64)
         learner.transport.all_reduce(totals, learner.membership.living).result()
-        return self._figures(split, place, dict(zip(sums, totals.tolist(), strict=True)))
+        figures = dict(zip(sums, totals.tolist(), strict=True))
+        return self._told(split, place, figures) if self.world.rank == 0 else _means(figures)
 
     def posted(self) -> None:
         """Alone: the mean of what all learners have posted at the newest mark, if that is new. Nobody waits."""
@@ -47,20 +49,29 @@ class Judge:
         if not posted:
             return
         self.newest = posted[-1].place
-        states = [read_state(posted[-1].path(learner)) for learner in posted[-1].files]
-        mean = self._task.module().to(self._world.device)
-        mean.load_state_dict(average.mean_module([state["module"] for state in states if state["voice"]]))
-        with evaluating(mean):
-            sums = self._task.evaluate(mean, "valid")
-        self._figures("valid", self.newest, sums)
+        self.alone(self._mean(posted[-1].path(learner) for learner in posted[-1].files), "valid", self.newest)
 
-    def _figures(self, split: str, place: int, sums: dict[str, float]) -> dict[str, float]:
-        samples = sums["samples"]
-        figures = {name: total / max(samples, 1.0) for name, total in sums.items() if name != "samples"}
-        if self._world.rank == 0:
-            self._write({"kind": "evaluation", "split": split, "place": place, "samples": samples} | figures)
-            if split == "valid":
-                self._remember(place, figures)
+    def mean_of(self, place: int, learners: Iterable[int]) -> nn.Module:
+        """The mean of what these learners have saved at `place`."""
+        return self._mean(self._checkpoints.path(place, learner) for learner in learners)
+
+    def _mean(self, paths: Iterable[Path]) -> nn.Module:
+        states = [read_state(path) for path in paths]
+        mean = self._task.module().to(self.world.device)
+        mean.load_state_dict(average.mean_module([state["module"] for state in states if state["voice"]]))
+        return mean
+
+    def alone(self, mean: nn.Module, split: str, place: int) -> dict[str, float]:
+        """One learner evaluates the whole split."""
+        with evaluating(mean):
+            sums = self._task.evaluate(mean, split)
+        return self._told(split, place, sums)
+
+    def _told(self, split: str, place: int, sums: dict[str, float]) -> dict[str, float]:
+        figures = _means(sums)
+        self._write({"kind": "evaluation", "split": split, "place": place, "samples": sums["samples"]} | figures)
+        if split == "valid":
+            self._remember(place, figures)
         return figures
 
     def _remember(self, place: int, figures: dict[str, float]) -> None:
@@ -69,6 +80,10 @@ class Judge:
         if worth > self._best:
             self._best = worth
             self._checkpoints.mark_best(place)
+
+
+def _means(sums: dict[str, float]) -> dict[str, float]:
+    return {name: total / max(sums["samples"], 1.0) for name, total in sums.items() if name != "samples"}
 
 
 @contextlib.contextmanager

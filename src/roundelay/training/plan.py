@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from roundelay.launch import World
 from roundelay.training.config import Config
-from roundelay.training.coordinator import Coordinator
-from roundelay.training.data import Chunks, Draws, EqualDraws, SharedDraws
+from roundelay.training.data import Chunks, Draws, EqualDraws, Numbers, SharedDraws, Shares
 
 
 class Position(NamedTuple):
@@ -18,7 +18,7 @@ class Position(NamedTuple):
     Attributes:
         start: chunks that were used before learners began to count `steps` for themselves.
         steps: since then.
-        used: numbers drawn from the coordinator and used; empty where learners count for themselves.
+        used: numbers drawn from the rendezvous and used; empty where learners count for themselves.
     """
 
     start: int = 0
@@ -40,6 +40,8 @@ class Plan:
         members: how many a group has.
         in_step: learners step together on static shares, so that they know everything without asking.
         dynamic: the number drawn says which samples.
+        drawer: under which number this learner's group draws, and
+        drawers: how many there were at first; neither changes when others come and go.
     """
 
     chunks: Chunks
@@ -51,10 +53,12 @@ class Plan:
     members: int
     in_step: bool
     dynamic: bool
+    drawer: int
+    drawers: int
 
     @classmethod
-    def of(cls, config: Config, world: World, samples: int) -> Plan:
-        """For a task with so many samples."""
+    def of(cls, config: Config, world: World, samples: int, learner: int) -> Plan:
+        """For a task with so many samples; the learner's number stays, its rank in the world may change."""
         members = config.group_size or world.local_size
         group, member = divmod(world.rank, members)
         chunks = Chunks(samples, members * config.data.batch, config.seed)
@@ -69,16 +73,28 @@ class Plan:
             members=members,
             in_step=config.synchronous and not dynamic,
             dynamic=dynamic,
+            drawer=learner // members,
+            drawers=config.learners // members,
         )
 
     def number_of_step(self, position: Position) -> int:
         """Where learners step together: the number of the first chunk of the next step, for all of them."""
         return position.start + position.steps * self.groups
 
-    def draws(self, position: Position, used: list[int], coordinator: Coordinator) -> Draws:
-        """What comes next for this learner's group, `used` being what all learners have used."""
+    def draws(
+        self, position: Position, used: list[int], line: Numbers, done: Callable[[], int], *, joined: bool = False
+    ) -> Draws:
+        """What comes next for this learner's group.
+
+        Args:
+            position: how far the learner is.
+            used: what all learners had used before.
+            line: to the rendezvous.
+            done: how many draws this learner has used since it registered.
+            joined: it came later, so that no static share is its own.
+        """
         if self.in_step:
             return EqualDraws(self.group, self.groups, self.total, start=position.start, done=position.steps)
-        coordinator.begin(self.total, used)
-        start, done = position.start, len(position.used)
-        return SharedDraws(coordinator, self.group, self.groups, dynamic=self.dynamic, start=start, done=done)
+        line.begin(self.total, used)
+        own = None if self.dynamic or joined else Shares(position.start + self.drawer, self.drawers, len(position.used))
+        return SharedDraws(line, self.drawer, done, own)

@@ -106,8 +106,10 @@ class RendezvousServer:
             if not self._closing:
                 log.warning("the rendezvous refused a connection: %s", error)
             return
-        line = MessageLine(connection)
-        self._do(lambda: self._add(line))
+        if self._closing:
+            connection.close()
+        else:
+            self._do(lambda: self._add(MessageLine(connection)))
 
     def _add(self, line: MessageLine) -> None:
         self._lines.add(line)
@@ -128,6 +130,8 @@ class RendezvousServer:
                 self._guarded(self._desk.tick)
                 for line in list(self._lines):
                     self._guarded(line.flush)
+        while not self._tasks.empty():  # connections that have just come are closed with the others
+            self._tasks.get()()
         for line in list(self._lines):
             self._drop(line)
         self._selector.close()
@@ -214,7 +218,7 @@ class Rendezvous:
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._dropped: str | None = None
         self._connected = False
-        self._closing = False
+        self._leaving = self._closing = False
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
         self._line = self._connect()
@@ -232,16 +236,23 @@ class Rendezvous:
 
     def begin(self, total: int, used: Sequence[int]) -> None:
         """Say what the budget is, and which numbers of it an earlier part of this run has used."""
-        self._total, self._used = total, list(used)
-        self._ask("begin", total=total, used=self._used)
+        if self._total is None:
+            self._total, self._used = total, list(used)
+            self._ask("begin", total=total, used=self._used)
 
-    def draw(self, group: int, index: int, done: int | None = None, *, patient: bool = False) -> int | None:
+    def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:
         """The number that counts the budget for this step; None when it is used up.
+
+        Args:
+            group: which draws.
+            index: its next draw; asked for again, it is the same.
+            done: how many of its draws are part of its weights; the others come back to the pool if it is lost.
+            patient: wait for what may come back.
 
         While the rendezvous is away, numbers are those that are this learner's by its place among the living.
         """
         try:
-            answer = self._ask("draw", group=group, index=index, done=index if done is None else done, patient=patient)
+            answer = self._ask("draw", group=group, index=index, done=done, patient=patient)
             number = answer["number"]
         except ConnectionError:
             number = self._next_own()
@@ -257,9 +268,23 @@ class Rendezvous:
         """Where the budget stood when the first learner asked this: one name for what all save when they stop."""
         return int(self._ask("mark")["number"])
 
-    def meet(self, generation: int, value: Any = None, lost: Sequence[int] = ()) -> Term:  # noqa: ANN401
-        """Wait until all living learners are here; `lost` are those of `generation` that cannot be reached any more."""
-        answer = self._ask("meet", value=value, lost=list(lost), generation=generation)
+    def meet(
+        self,
+        generation: int,
+        value: Any = None,  # noqa: ANN401
+        lost: Sequence[int] = (),
+        mine: Address | None = None,
+    ) -> Term:
+        """Wait until all living learners are here.
+
+        Args:
+            generation: in which this learner was until now.
+            value: what all will hear of it.
+            lost: those of that generation that it cannot reach any more.
+            mine: where it will be found from now on, if not where it was.
+        """
+        self._mine = mine or self._mine
+        answer = self._ask("meet", value=value, lost=list(lost), generation=generation, address=self._mine)
         self.term = Term.of(answer)
         return self.term
 
@@ -275,9 +300,10 @@ class Rendezvous:
 
     def close(self) -> None:
         """Say goodbye."""
-        if self._closing:
+        if self._leaving:
             return
-        self._tell({"kind": "bye"})
+        self._leaving = True
+        self._outbox.put({"kind": "bye"})
         self._closing = True
         self._poke()
         self._thread.join()
@@ -327,10 +353,9 @@ class Rendezvous:
                 self._serve_line()
             except OSError as error:
                 self._line.close()
-                if not self._closing:
-                    self._lost_line(error)
-        with contextlib.suppress(OSError):
-            self._line.flush()
+                if self._leaving:
+                    break
+                self._lost_line(error)
         self._line.close()
         self._fail_questions(lambda kind: True, ConnectionError("this learner has closed"))
         self._wake.close()
@@ -377,7 +402,7 @@ class Rendezvous:
             self._connected = False
         log.warning("learner %s has lost the rendezvous (%s) and goes on without it", self.id, error)
         self._fail_questions(lambda kind: kind not in _ASKED_AGAIN, ConnectionError("the rendezvous is away"))
-        while not self._closing:
+        while not self._leaving:
             try:
                 self._line = self._connect()
             except OSError:

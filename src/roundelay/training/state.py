@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from roundelay.replica import Flat
 from roundelay.training import average
-from roundelay.training.checkpoint import Checkpoint, read_state
+from roundelay.training.checkpoint import Checkpoint, decoded, encoded, read_state
 from roundelay.training.plan import Plan, Position
 
 log = logging.getLogger("roundelay")
@@ -95,6 +99,28 @@ def mean_state(states: list[State]) -> State:
         "learner": None,
         "random": None,
     }
+
+
+class Carried:
+    """What one learner hands to another that joins: weights, buffers and the optimizer's state."""
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        self._module, self._optimizer = module, optimizer
+
+    def encoded(self, live: Flat | None = None) -> Tensor:
+        """As bytes; with `live`, these are the weights."""
+        module = self._module.state_dict()
+        if live is not None:
+            names = [name for name, weight in self._module.named_parameters() if weight.requires_grad]
+            module |= dict(zip(names, live.views, strict=True))
+        data = encoded({"module": module, "optimizer": self._optimizer.state_dict(), "voice": 1.0})
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+    def adopt(self, states: Sequence[Tensor]) -> None:
+        """Go on with the mean of these."""
+        mean = mean_state([decoded(state.numpy().tobytes()) for state in states])
+        self._module.load_state_dict(mean["module"])
+        self._optimizer.load_state_dict(mean["optimizer"])
 
 
 def random_state() -> State:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,10 +19,12 @@ from types import FrameType
 from roundelay.launch import host_store
 from roundelay.training import rundir
 from roundelay.training.config import Config
-from roundelay.training.coordinator import CoordinatorServer
+from roundelay.training.desk import Desk
 from roundelay.training.display import Display
+from roundelay.training.messages import Message
 from roundelay.training.metrics import JsonLines
-from roundelay.training.worker import ADDRESS, SECRET, parties
+from roundelay.training.rendezvous import RendezvousServer, open_listener
+from roundelay.training.worker import ADDRESS, LOOPBACK, NUMBER, SECRET, parties
 from roundelay.transport.security import Security
 
 LOOK_EVERY_S = 0.2
@@ -36,27 +38,34 @@ class Supervisor:
         self._signals: list[int] = []
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._failed: dict[int, str] = {}
+        self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._stopping = ""
 
     def run(self) -> int:
         """The exit code: 0 if the run was finished, 128 + signal if one stopped it, 1 if it failed."""
         results = self.folder / rundir.RESULTS
         results.unlink(missing_ok=True)
-        secret, listener = secrets.token_bytes(32), socket.create_server(("127.0.0.1", 0))
-        sides = parties(self.config, self.config.learners, self.config.learners)
-        server = CoordinatorServer(listener, Security(secret), sides)
-        store, found = host_store()
-        host, port = listener.getsockname()
-        environment = found | {ADDRESS: f"{host}:{port}", SECRET: secret.hex()}
+        secret, config = secrets.token_bytes(32), self.config
+        desk = Desk(
+            config.learners,
+            parties(config, config.learners, config.learners),
+            time.monotonic,
+            tell=self._events.put,
+            minimum=config.min_learners,
+        )
+        self._server = RendezvousServer(open_listener(LOOPBACK), Security(secret), desk)
+        store, environment = host_store() if config.collective else (None, {})
+        environment |= {ADDRESS: "{}:{}".format(*self._server.address), SECRET: secret.hex()}
         before = {number: signal.signal(number, self._asked) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            with Display(self.folder / rundir.METRICS, self.config.learners) as display:
+            with Display(self.folder / rundir.METRICS, config.learners) as display:
                 self._start(environment)
                 self._watch(display)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
             self._kill()
-            server.close()
+            self._server.close()
             del store
         return self._verdict(finished=results.exists())
 
@@ -65,11 +74,11 @@ class Supervisor:
         threads = max(1, len(os.sched_getaffinity(0)) // size)
         command = [sys.executable, "-m", "roundelay.training.worker", str(self.folder)]
         command += [] if self._place is None else [str(self._place)]
-        for rank in range(size):
-            own = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+        for number in range(size):
+            own = {NUMBER: number, "LOCAL_RANK": number, "LOCAL_WORLD_SIZE": size}
             own["OMP_NUM_THREADS"] = int(os.environ.get("OMP_NUM_THREADS", threads))
-            with (self.folder / "logs" / f"learner-{rank}.log").open("ab") as log:
-                self._processes[rank] = subprocess.Popen(
+            with (self.folder / "logs" / f"learner-{number}.log").open("ab") as log:
+                self._processes[number] = subprocess.Popen(
                     command,
                     env=dict(os.environ) | environment | {name: str(value) for name, value in own.items()},
                     stdin=subprocess.PIPE,  # never written to: it closes when we are gone
@@ -90,6 +99,7 @@ class Supervisor:
         while running:
             time.sleep(LOOK_EVERY_S)
             display.update()
+            self._tell_events(display)
             if self._signals and not told:
                 told = True
                 display.say("stopping: every learner finishes its step and saves (once more to kill them)")
@@ -103,11 +113,19 @@ class Supervisor:
         reason = f"{how}: {self._last_words(rank)}" if code > 0 else how
         self._failed[rank] = reason
         display.gone(rank, how)
-        display.say(f"learner {rank} is gone, {reason}")
-        sink = JsonLines(self.folder / rundir.METRICS)
-        event = {"kind": "event", "event": "died", "learner": rank, "reason": reason}
-        sink.write(event | {"elapsed_s": display.elapsed_s, "place": display.place})
-        sink.close()
+        self._server.died(rank, reason)
+
+    def _tell_events(self, display: Display) -> None:
+        """To the terminal, and to the metrics."""
+        while not self._events.empty():
+            event = self._events.get()
+            sink = JsonLines(self.folder / rundir.METRICS)
+            sink.write(event | {"elapsed_s": display.elapsed_s, "place": display.place})
+            sink.close()
+            if event["event"] == "stopping":
+                self._stopping = event["reason"]
+            if event["event"] != "left":
+                display.say(_sentence(event))
 
     def _last_words(self, rank: int) -> str:
         lines = (self.folder / "logs" / f"learner-{rank}.log").read_text(errors="replace").splitlines()
@@ -130,6 +148,10 @@ class Supervisor:
                 say(f"mean model, {split}: {figures}\n")
             say(f"finished in {results['elapsed_s']:.1f} s: {self.folder / rundir.MODEL}\n")
             return 0
+        if self._stopping:
+            say(f"roundelay: error: {self._stopping}; the run was saved and stopped; go on with:\n")
+            say(f"  {rundir.resume_command()}\n")
+            return 1
         if self._signals and not self._failed:
             say(f"stopped and saved; go on with:\n  {rundir.resume_command()}\n")
             return 128 + self._signals[0]
@@ -139,3 +161,13 @@ class Supervisor:
         if any((self.folder / "checkpoints").glob("*/manifest.json")):
             say(f"go on from the last checkpoint with:\n  {rundir.resume_command()}\n")
         return 128 + self._signals[0] if self._signals else 1
+
+
+def _sentence(event: Message) -> str:
+    who = "" if event["learner"] is None else f"learner {event['learner']} "
+    more = f" ({event['reason']})" if event["reason"] else ""
+    if event["event"] == "healed":
+        return f"healed after {event['seconds']:.1f} s: {event['living']} learners go on"
+    if event["event"] == "stopping":
+        return f"stopping: {event['reason']}"
+    return f"{who}{event['event']}{more}; {event['living']} live"

@@ -6,7 +6,10 @@ import contextlib
 import json
 import logging
 import math
+import os
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +17,27 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from roundelay.errors import DivergedError
+from roundelay.errors import DivergedError, DroppedError, MembershipChangedError, PeerLostError
 from roundelay.launch import World
 from roundelay.learner import Learner
 from roundelay.training.build import optimizer_of, strategy_of
 from roundelay.training.checkpoint import Checkpoint, Checkpoints, complete, write_whole
+from roundelay.training.company import Company, Door, Progress
 from roundelay.training.config import Config
-from roundelay.training.coordinator import Coordinator
 from roundelay.training.data import Draw, Draws, batches
 from roundelay.training.judge import Judge
 from roundelay.training.metrics import JsonLines, Meter, Row, Sink, TensorBoard
 from roundelay.training.plan import Plan, Position
 from roundelay.training.recipes import as_table, task_class
+from roundelay.training.rendezvous import Rendezvous
 from roundelay.training.schedule import Schedule
-from roundelay.training.state import Earlier, earlier, set_random_state, state_of
+from roundelay.training.state import Carried, Earlier, State, earlier, set_random_state, state_of
 from roundelay.training.stopping import StopRequest
 
 log = logging.getLogger("roundelay")
 
 DIVERGED_AFTER = 10  # steps in a row without a finite gradient
+SPLITS = ("valid", "test")
 LOOK_FOR_POSTS_S = 1.0  # how often learner 0 looks whether all asynchronous learners have posted
 
 
@@ -42,50 +47,74 @@ class Trainer:
     Args:
         config: of the run.
         folder: of the run.
-        world: who this learner is.
-        coordinator: what learners agree on.
+        world: who this learner is among those that begin.
+        line: to the rendezvous, with which it has registered.
+        door: to the others.
+        elastic: whether synchronous learners can go on with others than those that they began with.
     """
 
-    def __init__(self, config: Config, folder: Path, world: World, coordinator: Coordinator) -> None:
-        self.config, self.folder, self.world, self._coordinator = config, folder, world, coordinator
+    def __init__(
+        self, config: Config, folder: Path, world: World, line: Rendezvous, door: Door, *, elastic: bool = True
+    ) -> None:
+        self.config, self.folder, self.world, self.line, self._elastic = config, folder, world, line, elastic
         self.task = task_class(config.task)(config.settings, config.seed)
-        self.plan = Plan.of(config, world, len(self.task))
+        self.module = self.task.module().to(world.device)
+        self.optimizer = optimizer_of(config.optimizer, self.task.parameter_groups(self.module))
+        self.company = Company(config, line, door, Carried(self.module, self.optimizer))
+        self.id = self.company.id
+        self.plan = Plan.of(config, world, len(self.task), self.id)
         self._samples_in_run = self.plan.chunks.place(self.plan.total)
         self.schedule = Schedule(
             config.optimizer,
             config.schedule,
-            batch=config.data.batch * world.size,
+            batch=config.data.batch * config.learners,
             epoch=len(self.task),
             total=self._samples_in_run,
         )
-        self.module = self.task.module().to(world.device)
-        self.optimizer = optimizer_of(config.optimizer, self.task.parameter_groups(self.module))
-        self.checkpoints = Checkpoints(folder / "checkpoints", world.rank, config.checkpoint.keep)
+        self.checkpoints = Checkpoints(folder / "checkpoints", self.id, config.checkpoint.keep)
         self.judge = Judge(self.task, world, self.checkpoints, self._write)
-        self._slowness = config.slowness().get(world.rank, 1.0)
+        self._slowness = config.slowness().get(self.id, 1.0)
         self._mark = self._skipped_in_a_row = 0
         self._loss = math.nan
         self._stop_class = StopRequest
+        self._stop: StopRequest | None = None
+        self._stopping = False
 
-    def run(self, resumed: Checkpoint | None = None) -> bool:
-        """Train until the budget is used up, or a signal asks to stop; True if it was used up."""
-        torch.manual_seed(self.config.seed * 1_000_003 + self.world.rank)
+    def run(self, resumed: Checkpoint | None = None, *, joins: bool = False) -> bool:
+        """Train until the budget is used up, or a signal asks to stop; True if it was used up.
+
+        With `joins` the others are under way, and this learner takes its weights from them.
+        """
+        torch.manual_seed(self.config.seed * 1_000_003 + self.id)
         past = earlier(resumed, self.world.rank, self.world.size, self.plan)
-        self._begin(past)
-        strategy = strategy_of(self.config, self.world)
-        with Learner(self.module, self.optimizer, strategy, self.world.transport()) as self.learner:
-            if past.state is not None:
-                self._restore(past.state)
-                if self.world.rank == 0:
-                    self._write({"kind": "event", "event": "resumed", "place": self.judge.newest})
-            finished = self._train(self.plan.draws(past.position, past.used, self._coordinator))
-            self._save_the_end() if finished else self._save_the_stop()
+        self._begin(past, ready=not joins)
+        self.line.on_stop = self._asked_to_stop
+        meets = joins and self.config.synchronous
+        while True:
+            try:
+                if meets:
+                    self._meet()
+                finished = self._take_part(past.state if not self._taken_part else None)
+                break
+            except DroppedError as error:
+                log.warning("learner %d was dropped (%s) and comes back", self.id, error)
+                self._come_back()
+            except (PeerLostError, MembershipChangedError) as error:
+                if not (self._elastic and self.config.synchronous):
+                    raise
+                log.warning("learner %d meets the others: %s", self.id, error)
+            meets = self.config.synchronous
+            self.optimizer.zero_grad()
         self.checkpoints.close()
         self._meter.close()
         return finished
 
-    def _begin(self, past: Earlier) -> None:
+    def _begin(self, past: Earlier, *, ready: bool) -> None:
+        self._ready, self._taken_part = ready, False  # whether the weights are of this run
         self._start, self._steps, self._used = past.position.start, past.position.steps, list(past.position.used)
+        self._taken = self._steps  # steps that the weights have seen
+        self._done = 0  # draws used since this learner has registered
+        self._used_before = past.used
         self._counts, self._earlier_s = past.counts, past.counts.elapsed_s
         self._mark = len(past.used) // self.plan.every
         self.judge.newest = self.plan.chunks.place(len(past.used))
@@ -94,16 +123,86 @@ class Trainer:
         name = "metrics.jsonl" if one_machine else f"metrics-{self.world.rank // self.world.local_size}.jsonl"
         sinks: list[Sink] = [JsonLines(self.folder / name)]
         if self.config.metrics.tensorboard:
-            sinks.append(TensorBoard(self.folder / "tensorboard" / f"learner-{self.world.rank}"))
+            sinks.append(TensorBoard(self.folder / "tensorboard" / f"learner-{self.id}"))
         self._meter = Meter(sinks, self.config.metrics.every_s)
+
+    # Who takes part -----------------------------------------------------------------------------------------------------------
+
+    def _take_part(self, saved: State | None) -> bool:
+        """Train with the learners of this term until the end, or until that cannot go on."""
+        transport = self.company.enter(joins=not self._ready and not self.config.synchronous)
+        joined, self._ready = not self._ready, True
+        strategy = strategy_of(self.config, self.world)
+        with Learner(self.module, self.optimizer, strategy, transport, self.company.term.membership) as self.learner:
+            if saved is not None:
+                self._restore(saved)
+                if self.world.rank == 0:
+                    self._write({"kind": "event", "event": "resumed", "place": self.judge.newest})
+            self._taken_part = True
+            self.company.follow(self.learner)
+            position = Position(self._start, self._steps, tuple(self._used))
+            draws = self.plan.draws(position, self._used_before, self.line, lambda: self._done, joined=joined)
+            finished = self._train(draws)
+            self._save_the_end() if finished else self._save_the_stop()
+        return finished
+
+    def _come_back(self) -> None:
+        """The others went on without this learner: it begins again, with their weights."""
+        self.company.rejoin()
+        self._ready = False
+        self._done, self._used = 0, []
+        self._find_place()
+
+    def _meet(self) -> None:
+        """Synchronous learners begin a term: all bring how far they are, and go on from where all are."""
+        begun = self._start + max(self._steps - 1, 0) * self.plan.groups
+        start = self.company.meet(Progress(self._ready, begun, self._taken))
+        self._taken = self.company.furthest()
+        self._find_place()
+        if self.plan.in_step:
+            self._start, self._steps = start, 0
+
+    def _find_place(self) -> None:
+        living = self.company.term.membership
+        self.world = replace(self.world, rank=living.position(self.id), size=living.size)
+        self.judge.world = self.world
+        self.plan = Plan.of(self.config, self.world, len(self.task), self.id)
+
+    @property
+    def _leads(self) -> bool:
+        return self.id == min(self.company.term.membership.living)
+
+    def _asked_to_stop(self, reason: str) -> None:
+        log.warning("learner %d stops: %s", self.id, reason)
+        self._stopping = True
+        if self._stop is not None:
+            self._stop.request()
 
     # A step ---------------------------------------------------------------------------------------------------------------
 
     def _train(self, draws: Draws) -> bool:
         together = self.config.synchronous or self.plan.members > 1
-        stop = self._stop_class(self._coordinator.last_step if together else lambda begun: begun)
+        stop = self._stop = self._stop_class(self.line.last_step if together else lambda begun: begun)
         stop.listen()
-        loader = batches(
+        if self._stopping:
+            stop.request()
+        self._began = time.perf_counter()
+        self.module.train()
+        with contextlib.closing(stop):
+            while True:
+                for draw, samples, batch in self._batches(draws):
+                    self.line.check()
+                    if not stop.begin_step():
+                        return False
+                    self._step(draw, samples, self.task.to_device(batch, self.world.device))
+                    self._after_step(draw)
+                if stop.requested:
+                    return False
+                if self.config.synchronous or not draws.more():  # what somebody lost had not done
+                    return True
+
+    def _batches(self, draws: Draws) -> Iterator[tuple[Draw, int, Any]]:
+        return batches(
             self.task,
             self.plan.chunks,
             draws,
@@ -111,15 +210,6 @@ class Trainer:
             members=self.plan.members,
             workers=self.config.data.workers,
         )
-        self._began = time.perf_counter()
-        self.module.train()
-        with contextlib.closing(stop):
-            for draw, samples, batch in loader:
-                if not stop.begin_step():
-                    return False
-                self._step(draw, samples, self.task.to_device(batch, self.world.device))
-                self._after_step(draw)
-            return not stop.requested
 
     def _step(self, draw: Draw, samples: int, batch: Any) -> None:  # noqa: ANN401
         began = time.perf_counter()
@@ -134,6 +224,8 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._steps += 1
+        self._taken += 1
+        self._done += 1
         self._counts.samples += samples
         if not self.plan.in_step:
             self._used.append(draw.number)
@@ -158,10 +250,10 @@ class Trainer:
             weight.grad = None
         self._counts.skipped += 1
         self._skipped_in_a_row += 1
-        log.warning("learner %d skips a step: its loss is %g, its gradient %g", self.world.rank, self._loss, norm)
+        log.warning("learner %d skips a step: its loss is %g, its gradient %g", self.id, self._loss, norm)
         if self._skipped_in_a_row >= DIVERGED_AFTER:
             raise DivergedError(
-                f"learner {self.world.rank} had no finite gradient in {DIVERGED_AFTER} steps; {self._last_good()}; "
+                f"learner {self.id} had no finite gradient in {DIVERGED_AFTER} steps; {self._last_good()}; "
                 "a lower optimizer.lr, a longer schedule.warmup_epochs or optimizer.clip may help"
             )
 
@@ -179,7 +271,7 @@ class Trainer:
         if mark > self._mark and mark * self.plan.every < self.plan.total and done <= self.plan.total:
             self._mark = mark
             self._at_mark(done if self.plan.in_step else mark * self.plan.every)
-        if not self.plan.in_step and self.world.rank == 0 and self._meter.elapsed("posts") > LOOK_FOR_POSTS_S:
+        if not self.plan.in_step and self._leads and self._meter.elapsed("posts") > LOOK_FOR_POSTS_S:
             self._meter.restart("posts")
             self.judge.posted()
 
@@ -212,18 +304,39 @@ class Trainer:
             set_random_state(state["random"])
 
     def _save_the_stop(self) -> None:
-        self._save(self.plan.number_of_step(self._position()) if self.plan.in_step else self._coordinator.mark())
+        self._save(self.plan.number_of_step(self._position()) if self.plan.in_step else self.line.mark())
 
     def _save_the_end(self) -> None:
         """A finished run leaves the mean model, and what it is worth."""
         self._save(self.plan.total)
-        if self.config.synchronous:  # those with a step more still need the others; asynchronous ones are served anyway
-            self.learner.finish()
+        self.learner.finish()
         self._report(self.plan.total)
-        figures = {split: self.judge.together(self.learner, split, self._samples_in_run) for split in ("valid", "test")}
+        self._end_together() if self.config.synchronous else self._end_alone()
+
+    def _end_together(self) -> None:
+        figures = {split: self.judge.together(self.learner, split, self._samples_in_run) for split in SPLITS}
         with self.learner.consensus() as mean:
             if self.world.rank == 0:
                 self._leave(mean, figures)
+
+    def _end_alone(self) -> None:
+        """All have saved: the first of them does the rest; if it is lost meanwhile, the next."""
+        self.checkpoints.wait()
+        left = False
+        while True:
+            met = self.company.gather(left=left)
+            if any(met.values.values()):
+                return
+            if self.id == min(met.membership.living):
+                self._leave_mean_of(met.membership.living)
+                left = True
+
+    def _leave_mean_of(self, learners: tuple[int, ...]) -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(max(threads, len(os.sched_getaffinity(0))))  # the others wait
+        mean = self.judge.mean_of(self._samples_in_run, learners)
+        self._leave(mean, {split: self.judge.alone(mean, split, self._samples_in_run) for split in SPLITS})
+        torch.set_num_threads(threads)
 
     def _leave(self, mean: nn.Module, figures: dict[str, dict[str, float]]) -> None:
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in mean.state_dict().items()}
@@ -239,7 +352,7 @@ class Trainer:
     def _report(self, number: int) -> None:
         row: Row = {
             "kind": "learner",
-            "learner": self.world.rank,
+            "learner": self.id,
             "place": self.plan.chunks.place(min(number, self.plan.total)),
             "total": self._samples_in_run,
             "samples": self._counts.samples,

@@ -9,41 +9,71 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
 import torch
 
-import roundelay
 from roundelay.errors import RoundelayError
 from roundelay.launch import World, gather_bytes
 from roundelay.training import checkpoint, rundir
 from roundelay.training.config import Config
-from roundelay.training.coordinator import Coordinator, CoordinatorServer
+from roundelay.training.desk import Address, Desk
+from roundelay.training.door import SocketDoor, WorldDoor
 from roundelay.training.recipes import read_toml, resolve
+from roundelay.training.rendezvous import Rendezvous, RendezvousServer, open_listener
 from roundelay.training.trainer import Trainer
 from roundelay.transport.security import Security
 
-ADDRESS, SECRET = "ROUNDELAY_COORDINATOR", "ROUNDELAY_SECRET"
+# What the supervisor tells a learner: where the rendezvous is, what proves membership, which number it wants, where to listen.
+ADDRESS, SECRET, NUMBER, HOST = "ROUNDELAY_RENDEZVOUS", "ROUNDELAY_SECRET", "ROUNDELAY_LEARNER", "ROUNDELAY_HOST"
+LOOPBACK = "127.0.0.1"
 _ADDRESS_BYTES, _SECRET_BYTES = 64, 32
 
 
-def learn(config: Config, folder: Path, world: World, coordinator: Coordinator, place: int | None) -> bool:
-    """Train one learner, from the checkpoint at `place` if there is one; True if the run was finished."""
-    resumed = None if place is None else checkpoint.at(folder / "checkpoints", place)
-    return Trainer(config, folder, world, coordinator).run(resumed)
+def learn(folder: Path, place: int | None) -> bool:
+    """As a learner that the supervisor has started; True if the run was finished."""
+    config = resolve(read_toml(folder / rundir.CONFIG))
+    security = Security(bytes.fromhex(os.environ[SECRET]))
+    line = Rendezvous(parsed_address(os.environ[ADDRESS]), security)
+    number = os.environ.get(NUMBER)
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    store = os.environ.get("ROUNDELAY_STORE")
+    door = SocketDoor(
+        os.environ.get(HOST, LOOPBACK), security, local_size, None if store is None else parsed_address(store)
+    )
+    try:
+        term = line.register(door.open(), None if number is None else int(number))
+        assert line.id is not None
+        joins = term.membership.generation > 0
+        size = term.membership.size
+        world = World(
+            term.membership.position(line.id), size, int(os.environ.get("LOCAL_RANK", "0")), min(local_size, size)
+        )
+        resumed = None if place is None or joins else checkpoint.at(folder / "checkpoints", place)
+        return Trainer(config, folder, world, line, door).run(resumed, joins=joins)
+    finally:
+        line.close()
 
 
 def join(config: Config, folder: Path, world: World, place: int | None) -> bool:
-    """As one of the learners that torchrun or Slurm has started; learner 0 coordinates."""
+    """As one of the learners that torchrun or Slurm has started; learner 0 has the rendezvous."""
     security = Security(gather_bytes(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0])
     one_machine = world.local_size == world.size
-    host = "127.0.0.1" if one_machine else socket.gethostbyname(socket.gethostname())
-    listener = socket.create_server((host, 0), backlog=world.size + 16) if world.rank == 0 else None
+    host = LOOPBACK if one_machine else socket.gethostbyname(socket.gethostname())
+    listener = open_listener(host) if world.rank == 0 else None
     mine = f"{host}:{listener.getsockname()[1]}".encode() if listener else b""
     address = gather_bytes(mine, _ADDRESS_BYTES)[0].rstrip(b"\0").decode()
     if listener:
-        CoordinatorServer(listener, security, parties(config, world.size, world.local_size))
-    return learn(config, folder, world, _coordinator(address, world.rank, security), place)
+        desk = Desk(world.size, parties(config, world.size, world.local_size), time.monotonic)
+        RendezvousServer(listener, security, desk)
+    line = Rendezvous(parsed_address(address), security)
+    line.register(("", 0), world.rank)
+    resumed = None if place is None else checkpoint.at(folder / "checkpoints", place)
+    try:
+        return Trainer(config, folder, world, line, WorldDoor(world), elastic=False).run(resumed)
+    finally:
+        line.close()
 
 
 def parties(config: Config, size: int, local_size: int) -> list[int]:
@@ -52,9 +82,10 @@ def parties(config: Config, size: int, local_size: int) -> list[int]:
     return [rank // members for rank in range(size)]
 
 
-def _coordinator(address: str, rank: int, security: Security) -> Coordinator:
-    host, port = address.rsplit(":", 1)
-    return Coordinator((host, int(port)), rank, security)
+def parsed_address(text: str) -> Address:
+    """HOST:PORT."""
+    host, port = text.rsplit(":", 1)
+    return host, int(port)
 
 
 def _stop_with_the_supervisor() -> None:
@@ -73,11 +104,7 @@ def main(folder: Path, place: int | None) -> int:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     _stop_with_the_supervisor()
     try:
-        config = resolve(read_toml(folder / rundir.CONFIG))
-        world = roundelay.init()
-        security = Security(bytes.fromhex(os.environ[SECRET]))
-        coordinator = _coordinator(os.environ[ADDRESS], world.rank, security)
-        learn(config, folder, world, coordinator, place)
+        learn(folder, place)
     except RoundelayError as error:
         sys.stderr.write(f"roundelay: error: {error}\n")
         return 2

@@ -16,6 +16,7 @@ Handler = Callable[[int, Tensor], None]
 """Answers a call: (peer, buffer). The buffer holds the request and is turned into the reply in place."""
 
 LEFT = "it has finished and left"
+GAVE_UP = "it gave up"
 
 LostListener = Callable[[int, str], None]
 """Told once about every peer that is gone, and why."""

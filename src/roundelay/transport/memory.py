@@ -11,7 +11,7 @@ from torch import Tensor
 from roundelay.clock import VirtualClock
 from roundelay.errors import PeerLostError
 from roundelay.membership.pulse import SILENCE_S
-from roundelay.transport.base import LEFT, Handler, Transport
+from roundelay.transport.base import GAVE_UP, LEFT, Handler, Transport
 
 REFUSED = "it serves no more calls"
 
@@ -264,4 +264,4 @@ class MemoryTransport(Transport):
     def close(self, failure: str = "") -> None:
         """Leave: peers that still count on us are told."""
         if not self.gone:
-            self.network.lose(self.rank, f"it gave up ({failure})" if failure else LEFT)
+            self.network.lose(self.rank, f"{GAVE_UP} ({failure})" if failure else LEFT)

@@ -408,13 +408,14 @@ class SocketTransport(Transport):
 
     def _guarded(self, members: tuple[int, ...], start: Callable[[], Future[None]]) -> Future[None]:
         try:
-            return self._depending_on(members, None if self._hopeless(members) else start())
+            return self._depending_on(members, None if self.hopeless(members) else start())
         except ConnectionError as error:
             future = self._depending_on(members)
             _settle(future, error)  # unless it has failed already, because of a member that is lost
             return future
 
-    def _hopeless(self, members: tuple[int, ...]) -> bool:
+    def hopeless(self, members: tuple[int, ...]) -> bool:
+        """Whether a collective of these will never end."""
         with self._state:
             return self._failure is not None or not self._lost.keys().isdisjoint(members)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 
 from roundelay.membership.pulse import BEAT_S, SILENCE_S, Pulse
-from roundelay.transport.base import LEFT
+from roundelay.transport.base import GAVE_UP, LEFT
 
 _BEAT, _FINISHED, _GOODBYE = b".", b"F", b"G"
 
@@ -155,7 +155,7 @@ class Watch:
                 if not self._drop(line):
                     return
                 if failure:
-                    self._tell(Event.LOST, line.peer, f"it gave up ({failure})")
+                    self._tell(Event.LOST, line.peer, f"{GAVE_UP} ({failure})")
                 else:
                     self._tell(Event.LEFT, line.peer, LEFT)
                 return

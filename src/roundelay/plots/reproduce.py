@@ -14,6 +14,7 @@ from roundelay.simulation.claims.claim import Panel
 
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999", "#000000")
 COLUMNS = 3
+FEW_TICKS, LONGEST_TICK = 7, 5
 
 
 def plot_panels(panels: Sequence[Panel], path: Path) -> None:
@@ -32,11 +33,20 @@ def plot_panels(panels: Sequence[Panel], path: Path) -> None:
             ax.set_visible(False)
 
 
-def _plain_ticks(axis: Any) -> None:  # noqa: ANN401
-    """0.02 and 30 rather than powers of ten; between powers of ten only where there are few of them."""
+def _plain_ticks(axis: Any, at: Sequence[float]) -> None:  # noqa: ANN401
+    """0.02 and 30 rather than powers of ten; `at` a few values that were tried, or between powers of ten where there are few."""
     low, high = axis.get_view_interval()
+    if at:
+        axis.set_ticks(at)
+        axis.set_ticks([], minor=True)
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter("{x:g}" if high < 10 * low else "")
+
+
+def _tried(panel: Panel) -> list[float]:
+    """The values along x that were measured, if they are few and short enough to stand side by side."""
+    values = sorted({x for line in panel.lines if not line.dashed for x in line.x})
+    return values if len(values) <= FEW_TICKS and all(len(f"{x:g}") <= LONGEST_TICK for x in values) else []
 
 
 def _draw(ax: Any, panel: Panel) -> None:  # noqa: ANN401
@@ -55,4 +65,4 @@ def _draw(ax: Any, panel: Panel) -> None:  # noqa: ANN401
     for axis, scale, name in ((ax.xaxis, ax.set_xscale, "x"), (ax.yaxis, ax.set_yscale, "y")):
         if name in panel.log:
             scale("log")
-            _plain_ticks(axis)
+            _plain_ticks(axis, _tried(panel) if name == "x" else [])

@@ -4,6 +4,7 @@ RoundelayError
 ├── TopologyError       a graph, a mixing matrix or a number of learners that cannot work
 ├── StrategyError       a model, an optimizer or a setting that a strategy cannot work with
 ├── PeerLostError       a peer that was needed died, froze or left; names it
+├── RefusedError        a message that a peer did not take, or we did not; nothing of it was applied
 ├── DroppedError        the others go on without this learner, which was not heard of for too long
 ├── MembershipChangedError   who takes part has changed, so that synchronous learners must meet
 ├── LaunchError         an environment that does not say which learner this is
@@ -41,6 +42,17 @@ class PeerLostError(RoundelayError, ConnectionError):
 
     def __init__(self, peer: int, reason: str) -> None:
         super().__init__(f"lost learner {peer}: {reason}")
+        self.peer, self.reason = peer, reason
+
+
+class RefusedError(RoundelayError):
+    """A message that was not accepted: nothing of it was applied, and the peer is not given up.
+
+    A handler that raises it refuses a call; the caller's future fails with it.
+    """
+
+    def __init__(self, peer: int, reason: str) -> None:
+        super().__init__(f"an exchange with learner {peer} was refused: {reason}")
         self.peer, self.reason = peer, reason
 
 

@@ -6,13 +6,15 @@ them silently. They are copied, all in one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from roundelay.errors import StrategyError
 
+NON_FINITE = "non-finite weights"
 ALIGNMENT = 64  # bytes: a cache line, and enough for every dtype
 
 Allocate = Callable[[int], Tensor]
@@ -47,6 +49,11 @@ class Flat:
             pieces = part.split([tensors[i].numel() for i in indices])
             views.update({i: piece.view(tensors[i].shape) for i, piece in zip(indices, pieces, strict=True)})
         self.views = [views[index] for index in range(len(tensors))]
+
+    @property
+    def layout(self) -> int:
+        """Equal for buffers of one layout, up to accident: sizes and dtypes of the parts."""
+        return zlib.crc32(repr(self._spans).encode()) or 1
 
     def parts_of(self, storage: Tensor) -> list[Tensor]:
         """One flat view per dtype onto a storage of this layout, such as a peer's."""
@@ -117,6 +124,19 @@ class Replica:
     def copy_from(self, flat: Flat) -> None:
         """The module's weights <- flat."""
         flat.write(self.tensors())
+
+
+def all_finite(parts: Iterable[Tensor]) -> bool:
+    """Whether there is no NaN and no infinity; one pass over the numbers, for each of them would stay in a sum.
+
+    >>> all_finite([torch.ones(3), torch.tensor([1.0, float("inf")])])
+    False
+    """
+    for part in parts:
+        total = part.sum(dtype=torch.float32 if part.dtype.itemsize < 4 else None)
+        if not torch.isfinite(total) and not torch.isfinite(part).all():  # the sum alone may be too large
+            return False
+    return True
 
 
 def _same_kind(weight: Tensor, view: Tensor) -> bool:

@@ -285,7 +285,7 @@ def test_a_reply_that_nobody_got_is_taken_back():
 def test_what_fails_while_a_reply_is_applied_is_raised_at_the_next_step(monkeypatch):
     clock, _, learners = world([ADPSGD(ring(2)) for _ in range(2)])
 
-    def broken():
+    def broken(peer):
         raise ZeroDivisionError("in the background")
 
     monkeypatch.setattr(learners[0].strategy, "_apply_reply", broken)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from roundelay.clock import Steps, done
-from roundelay.errors import PeerLostError, StrategyError
+from roundelay.errors import PeerLostError, RefusedError, StrategyError
 from roundelay.membership import Membership
-from roundelay.replica import Flat, Replica
+from roundelay.replica import NON_FINITE, Flat, Replica, all_finite
 from roundelay.strategies.base import Strategy, check_size
 from roundelay.strategies.dpsgd import spread
 from roundelay.topology import Mixing
@@ -66,6 +66,7 @@ class ADPSGD(Strategy):
         self._lay(self.mixing, membership)
         self._live = replica.flat(transport.allocate)
         self._difference = Flat(self._live.views, transport.allocate)
+        transport.layout = self._live.layout
         self._lock = threading.Lock()  # guards the live weights and the counts below
         self._exchange: Future[None] = done()
         self._steps = self._started = self._finished = self._served = self._failed = 0
@@ -93,7 +94,9 @@ class ADPSGD(Strategy):
         self.abandon()
         if self._exchange.done():
             yield self._exchange  # raises here what went wrong in the background
-        while self._lead >= self.max_lead and (not self._exchange.done() or self._exchange_again()):
+        for _ in range(2 * self.mixing.size):  # no more: who is refused by all must find out that its weights are bad
+            if self._lead < self.max_lead or (self._exchange.done() and not self._exchange_again()):
+                break
             yield self._exchange
         self._lock.acquire()
         self._stepping = True
@@ -129,7 +132,7 @@ class ADPSGD(Strategy):
         self._edges[peer] += 1
         exchange = self._exchange = Future()
         reply = self.transport.call(peer, self._difference.storage, source=self._live.storage)
-        reply.add_done_callback(lambda reply: self._replied(reply, exchange))
+        reply.add_done_callback(lambda reply: self._replied(peer, reply, exchange))
 
     def _next_peer(self) -> int | None:
         """The living neighbour of the next own round that has one; None if none is left."""
@@ -145,8 +148,15 @@ class ADPSGD(Strategy):
         return None
 
     def _answer(self, peer: int, request: Tensor) -> None:
-        """d = s_i - x_j;  x_j <- x_j + d/2;  the request becomes the reply d. In some thread of the transport."""
+        """d = s_i - x_j;  x_j <- x_j + d/2;  the request becomes the reply d. In some thread of the transport.
+
+        Raises RefusedError, before anything is changed, for weights that are not finite or not of this model.
+        """
+        if request.nbytes != self._live.storage.nbytes:
+            raise RefusedError(peer, "another model")
         parts = self._live.parts_of(request)
+        if not all_finite(parts):
+            raise RefusedError(peer, NON_FINITE)
         with self._lock:
             for difference, live in zip(_in_pieces(parts), _in_pieces(self._live.parts), strict=True):
                 difference.sub_(live)
@@ -161,11 +171,14 @@ class ADPSGD(Strategy):
                 live.sub_(difference, alpha=HALF)
             self._served -= 1
 
-    def _replied(self, reply: Future[None], exchange: Future[None]) -> None:
+    def _replied(self, peer: int, reply: Future[None], exchange: Future[None]) -> None:
         """x_i <- x_i - d/2. In some thread of the transport, or on the virtual clock."""
         try:
             reply.result()
-            self._apply_reply()
+            self._apply_reply(peer)
+        except RefusedError:
+            self._failed += 1
+            exchange.set_result(None)
         except PeerLostError as error:
             self._failed += 1
             self._gone.add(error.peer)
@@ -175,7 +188,10 @@ class ADPSGD(Strategy):
         else:
             exchange.set_result(None)
 
-    def _apply_reply(self) -> None:
+    def _apply_reply(self, peer: int) -> None:
+        if not all_finite(self._difference.parts):
+            self.transport.refused.count(NON_FINITE, f"a reply of learner {peer}")
+            raise RefusedError(peer, NON_FINITE)
         with self._lock:
             for live, difference in zip(self._live.parts, self._difference.parts, strict=True):
                 live.sub_(difference, alpha=HALF)
@@ -224,7 +240,7 @@ class ADPSGD(Strategy):
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[Flat]:
-        """The live weights, between two steps and two exchanges: nothing changes them, or the optimizer's state, in this block."""
+        """The live weights, between two steps and exchanges: nothing changes them, or the optimizer's state, in this block."""
         with self._lock:
             yield self._live
 

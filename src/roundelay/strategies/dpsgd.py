@@ -6,8 +6,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from roundelay.clock import Steps
+from roundelay.errors import RefusedError
 from roundelay.membership import Membership
-from roundelay.replica import Flat, Replica
+from roundelay.replica import NON_FINITE, Flat, Replica, all_finite
 from roundelay.strategies.base import Strategy, check_size, fingerprint
 from roundelay.topology import Mixing
 from roundelay.transport.base import Transport
@@ -38,6 +39,7 @@ class DPSGD(Strategy):
         super().attach(replica, transport, membership)
         self._position = membership.position(transport.rank)
         self._outgoing = Flat(replica.tensors(), transport.allocate)
+        transport.layout = self._outgoing.layout
         self._incoming: list[Flat] = []
         self._disagreement2, self._measure = 0.0, False
         self._restarted = False
@@ -58,12 +60,16 @@ class DPSGD(Strategy):
         self._swaps += 1
 
     def before_step(self) -> Steps:
-        """x_i <- sum_j W_ij x_j, itself first, then neighbours in ascending order."""
+        """x_i <- sum_j W_ij x_j, itself first, then neighbours in ascending order.
+
+        Raises RefusedError, before anything is mixed, if a neighbour's weights are not finite.
+        """
         yield self._swap
         if self._restarted:  # that swap was of the weights from before load_state_dict
             self._restarted = False
             self._send()
             yield self._swap
+        self._refuse_non_finite()
         if self._measure:
             self._disagreement2 = self._mean_disagreement2()
             self._measure = False
@@ -73,6 +79,12 @@ class DPSGD(Strategy):
                 own.add_(flat.parts[part], alpha=weight)
         self._row, self._own_weight = {}, 1.0  # if this step raises, the next one must not mix the same weights again
         self.replica.copy_from(self._outgoing)
+
+    def _refuse_non_finite(self) -> None:
+        for peer, flat in zip(self._row, self._incoming, strict=False):
+            if not all_finite(flat.parts):
+                self.transport.refused.count(NON_FINITE, f"a swap of learner {peer}")
+                raise RefusedError(peer, NON_FINITE)
 
     def after_step(self) -> Steps:
         """The new x_i goes out; it is on its way while the next gradient is computed."""

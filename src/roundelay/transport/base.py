@@ -12,8 +12,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from roundelay.transport.refusals import Refusals
+
 Handler = Callable[[int, Tensor], None]
-"""Answers a call: (peer, buffer). The buffer holds the request and is turned into the reply in place."""
+"""Answers a call: (peer, buffer). The buffer holds the request and is turned into the reply in place.
+
+It may raise RefusedError, having changed nothing: the call comes to nothing, and no more.
+"""
 
 LEFT = "it has finished and left"
 GAVE_UP = "it gave up"
@@ -64,13 +69,15 @@ class Transport(ABC):
 
     Buffers are flat uint8 tensors made by `allocate`; until the future of a request is done its buffers belong to the
     transport. A future fails with PeerLostError, which names the peer, when somebody it depends on dies, freezes or leaves;
-    how long a peer computes is never held against it.
+    how long a peer computes is never held against it. It fails with RefusedError when a message was not accepted.
     """
 
     def __init__(self, rank: int, size: int, local_size: int | None = None) -> None:
         self.rank, self.size = rank, size
         self.local_size = local_size or size  # learners on this machine
         self.traffic = Traffic()
+        self.refused = Refusals(f"learner {rank}")
+        self.layout = 0  # of the weights that travel, told by who sends them: another one is refused; 0: not said
         self._listeners: list[LostListener] = []
 
     def allocate(self, nbytes: int) -> Tensor:

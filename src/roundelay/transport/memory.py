@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from roundelay.clock import VirtualClock
-from roundelay.errors import PeerLostError
+from roundelay.errors import PeerLostError, RefusedError, RoundelayError
 from roundelay.membership.pulse import SILENCE_S
 from roundelay.transport.base import GAVE_UP, LEFT, Handler, Transport
 
@@ -206,17 +206,24 @@ class MemoryTransport(Transport):
                 buffer.copy_(message)
                 future.set_result(None)
 
-        def refused() -> None:
+        def ended(error: RoundelayError) -> None:
             self._answered.discard(future)
             if not future.done():
-                future.set_exception(PeerLostError(peer, REFUSED))
+                future.set_exception(error)
 
         def answer(handler: Handler | None) -> None:
             if handler is None:
                 self._answered.add(future)
-                self.network.deliver(peer, self.rank, 0, refused)
+                self.network.deliver(peer, self.rank, 0, lambda: ended(PeerLostError(peer, REFUSED)))
                 return
-            handler(self.rank, message)
+            try:
+                handler(self.rank, message)
+            except RefusedError as error:
+                target.refused.count(error.reason, f"a call of learner {self.rank}")
+                self._answered.add(future)
+                refusal = RefusedError(peer, error.reason)
+                self.network.deliver(peer, self.rank, 0, lambda: ended(refusal))
+                return
             self._answered.add(future)
             self.network.deliver(peer, self.rank, message.nbytes, replied)
 

@@ -31,8 +31,8 @@ demo: $(READY)  ## see it work: speech made here, learnt by four learners and re
 	@$(BIN)/roundelay evaluate out/speech
 	@echo
 	@echo "4. One learner ten times slower, on digits: first as DDP does it (everyone waits), then asynchronously."
-	@$(BIN)/roundelay train tiny --strategy allreduce --slow 0:10 --out out/allreduce
-	@$(BIN)/roundelay train tiny --strategy adpsgd --slow 0:10 --out out/adpsgd
+	@$(BIN)/roundelay train tiny --epochs 10 --strategy allreduce --slow 0:10 --out out/allreduce
+	@$(BIN)/roundelay train tiny --epochs 10 --strategy adpsgd --slow 0:10 --out out/adpsgd
 	@$(BIN)/roundelay report out/speech --out out/speech.html
 	@$(BIN)/roundelay report out/allreduce out/adpsgd --out out/stragglers.html
 	@echo

@@ -59,7 +59,8 @@ def _show_figures(figures: dict[str, Any]) -> None:
 def _show_words(figures: dict[str, Any], run: Path, suffix: str) -> None:
     low, high = (100 * bound for bound in figures["ci95"])
     say(f"WER {100 * figures['wer']:.2f} % [{low:.2f}, {high:.2f}] on {figures['corpus']}, {figures['split']}:")
-    _show_figures({heading: figures[name] for name, heading in HEADINGS.items()})
+    shown = figures | {"sentence_error": f"{100 * figures['sentence_error']:.1f} %"}
+    _show_figures({heading: shown[name] for name, heading in HEADINGS.items()})
     unknown = figures["unknown_words"]
     if unknown:
         say(f"Not in the lexicon, so never recognised: {', '.join(list(unknown)[:8])} ({sum(unknown.values())} times).")

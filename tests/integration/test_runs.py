@@ -153,7 +153,7 @@ def test_a_learner_that_dies_does_not_take_an_asynchronous_run_down(tmp_path):
         os.kill(children(process.pid)[2], signal.SIGKILL)
         _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, said
-    assert "learner 2 is gone, killed by SIGKILL" in said
+    assert "learner 2 died (killed by SIGKILL); 3 live" in said
     assert json.loads((folder / "results.json").read_text())["test"]["accuracy"] > 0.7
 
 

@@ -69,17 +69,14 @@ def run_in_threads(
         checkpoint.abandon_after(folder / "checkpoints", place)
 
     def learn(rank: int, transport: Transport) -> Trainer:
-        line = Rendezvous(server.address, security)
-        line.register(("", 0), rank)
         world = ThreadWorld(rank, size, transport)
-        with _SEEDING:
-            trainer = Trainer(config, folder, world, line, world, elastic=False)  # type: ignore[arg-type]
-        prepare(trainer)
-        try:
+        with Rendezvous(server.address, security) as line:
+            line.register(("", 0), rank)
+            with _SEEDING:
+                trainer = Trainer(config, folder, world, line, world, elastic=False)  # type: ignore[arg-type]
+            prepare(trainer)
             trainer.finished = trainer.run(resumed)  # type: ignore[attr-defined]
-        finally:
-            line.close()
-        return trainer
+            return trainer
 
     try:
         if size == 1:

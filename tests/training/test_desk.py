@@ -167,6 +167,14 @@ def test_a_learner_that_is_started_again_before_its_death_was_noticed_takes_its_
     assert bureau.desk.living == [0, 1]
 
 
+def test_a_learner_that_leaves_with_a_failure_has_died():
+    bureau = formed(2)
+    bureau.desk.handle(bureau.lines[0], {"kind": "bye", "failure": ""})
+    bureau.desk.handle(bureau.lines[1], {"kind": "bye", "failure": "DivergedError: no finite gradient"})
+    assert bureau.told() == [("left", 0), ("died", 1)]
+    assert bureau.events[1]["reason"] == "DivergedError: no finite gradient"
+
+
 def test_healed_is_told_when_all_that_live_have_taken_the_change_up():
     bureau = formed(3)
     bureau.desk.died(2, "killed")
@@ -306,7 +314,7 @@ def test_whatever_happens_every_number_is_done_and_generations_grow(events, tota
             under_way.pop(learner, None)
             bureau.desk.died(learner, "killed")
         elif event == "leave" and len(active) > 1 and learner not in under_way:
-            bureau.desk.handle(bureau.lines[learner], {"kind": "bye"})
+            bureau.desk.handle(bureau.lines[learner], {"kind": "bye", "failure": ""})
         elif event == "freeze" and len(active) > 1:
             frozen.add(learner)
             under_way.pop(learner, None)

@@ -109,10 +109,17 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Attributes: every_s, between rows of one learner; tensorboard, write its event files too (an extra)."""
+    """What a run writes down.
+
+    Attributes:
+        every_s: between rows of one learner.
+        tensorboard: write its event files too (an extra).
+        audit: write down every chunk used and the sums of weights and updates, to see what faults have cost.
+    """
 
     every_s: float = at_least(0.0, 1.0)
     tensorboard: bool = False
+    audit: bool = False
 
 
 @dataclass(frozen=True)

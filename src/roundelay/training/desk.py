@@ -122,7 +122,7 @@ class Desk:
                 self._members[learner].healed = int(message["generation"])
                 self._check_healed()
             elif kind == "bye":
-                self._leave(learner)
+                self._drop(learner, "died", message["failure"]) if message["failure"] else self._leave(learner)
             elif kind != "beat":
                 if kind == "last_step":
                     self._begun[learner] = int(message["begun"])
@@ -239,7 +239,7 @@ class Desk:
         self._check_healed()
 
     def _check_healed(self) -> None:
-        if self._wound and all(member.healed >= self.generation for member in self._members.values()):
+        if self._wound and self._members and all(member.healed >= self.generation for member in self._members.values()):
             wound, self._wound = self._wound, None
             self._event("healed", None, "; ".join(wound.reasons), seconds=round(self._now() - wound.since, 3))
 

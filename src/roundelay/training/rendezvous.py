@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 from roundelay.errors import DroppedError, HandshakeError, LaunchError
@@ -225,6 +226,14 @@ class Rendezvous:
         self._thread = threading.Thread(target=self._run, name="roundelay-line", daemon=True)
         self._thread.start()
 
+    def __enter__(self) -> Rendezvous:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close("" if error is None else f"{type(error).__name__}: {error}")
+
     # What a learner asks -----------------------------------------------------------------------------------------------------
 
     def register(self, mine: Address, wanted: int | None) -> Term:
@@ -298,12 +307,12 @@ class Rendezvous:
         if self._dropped is not None:
             raise DroppedError(self._dropped)
 
-    def close(self) -> None:
-        """Say goodbye."""
+    def close(self, failure: str = "") -> None:
+        """Say goodbye, with the reason if it is a bad one."""
         if self._leaving:
             return
         self._leaving = True
-        self._outbox.put({"kind": "bye"})
+        self._outbox.put({"kind": "bye", "failure": failure})
         self._closing = True
         self._poke()
         self._thread.join()

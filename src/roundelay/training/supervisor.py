@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -31,10 +32,24 @@ LOOK_EVERY_S = 0.2
 
 
 class Supervisor:
-    """Starts the learners of a run, shows what they do, passes signals on, and says how it ended."""
+    """Starts the learners of a run, shows what they do, passes signals on, and says how it ended.
 
-    def __init__(self, config: Config, folder: Path, place: int | None) -> None:
-        self.config, self.folder, self._place = config, folder, place
+    Args:
+        config: of the run.
+        folder: of the run.
+        place: of the checkpoint to go on from.
+        meanwhile: called a few times a second while learners run, such as to disturb them.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        place: int | None = None,
+        meanwhile: Callable[[Supervisor], None] = lambda supervisor: None,
+    ) -> None:
+        self.config, self.folder, self._place, self._meanwhile = config, folder, place, meanwhile
+        self._running: set[int] = set()
         self._signals: list[int] = []
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._failed: dict[int, str] = {}
@@ -56,10 +71,12 @@ class Supervisor:
         self._server = RendezvousServer(open_listener(LOOPBACK), Security(secret), desk)
         store, environment = host_store() if config.collective else (None, {})
         environment |= {ADDRESS: "{}:{}".format(*self._server.address), SECRET: secret.hex()}
+        self._environment = environment
         before = {number: signal.signal(number, self._asked) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with Display(self.folder / rundir.METRICS, config.learners) as display:
-                self._start(environment)
+                for number in range(config.learners):
+                    self.start(number)
                 self._watch(display)
         finally:
             for number, handler in before.items():
@@ -69,23 +86,30 @@ class Supervisor:
             del store
         return self._verdict(finished=results.exists())
 
-    def _start(self, environment: dict[str, str]) -> None:
+    def start(self, number: int) -> None:
+        """Start learner `number`, at the beginning or later."""
         size = self.config.learners
         threads = max(1, len(os.sched_getaffinity(0)) // size)
         command = [sys.executable, "-m", "roundelay.training.worker", str(self.folder)]
         command += [] if self._place is None else [str(self._place)]
-        for number in range(size):
-            own = {NUMBER: number, "LOCAL_RANK": number, "LOCAL_WORLD_SIZE": size}
-            own["OMP_NUM_THREADS"] = int(os.environ.get("OMP_NUM_THREADS", threads))
-            with (self.folder / "logs" / f"learner-{number}.log").open("ab") as log:
-                self._processes[number] = subprocess.Popen(
-                    command,
-                    env=dict(os.environ) | environment | {name: str(value) for name, value in own.items()},
-                    stdin=subprocess.PIPE,  # never written to: it closes when we are gone
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C comes to us, and we pass it on once
-                )
+        own = {NUMBER: number, "LOCAL_RANK": number % size, "LOCAL_WORLD_SIZE": size}
+        own["OMP_NUM_THREADS"] = int(os.environ.get("OMP_NUM_THREADS", threads))
+        with (self.folder / "logs" / f"learner-{number}.log").open("ab") as log:
+            self._processes[number] = subprocess.Popen(
+                command,
+                env=dict(os.environ) | self._environment | {name: str(value) for name, value in own.items()},
+                stdin=subprocess.PIPE,  # never written to: it closes when we are gone
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C comes to us, and we pass it on once
+            )
+        self._failed.pop(number, None)
+        self._running.add(number)
+
+    def send(self, number: int, what: signal.Signals) -> None:
+        """Send a signal to learner `number`, if it still runs."""
+        if number in self._running and self._processes[number].poll() is None:
+            self._processes[number].send_signal(what)
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -95,18 +119,19 @@ class Supervisor:
 
     def _watch(self, display: Display) -> None:
         told = False
-        running = dict(self._processes)
-        while running:
+        while self._running:
             time.sleep(LOOK_EVERY_S)
+            self._meanwhile(self)
             display.update()
             self._tell_events(display)
             if self._signals and not told:
                 told = True
                 display.say("stopping: every learner finishes its step and saves (once more to kill them)")
-            for rank in [rank for rank, process in running.items() if process.poll() is not None]:
-                code = running.pop(rank).returncode
-                if code != 0:
-                    self._lost(rank, code, display)
+            for number in [number for number in self._running if self._processes[number].poll() is not None]:
+                self._running.discard(number)
+                if code := self._processes[number].returncode:
+                    self._lost(number, code, display)
+        self._tell_events(display)
 
     def _lost(self, rank: int, code: int, display: Display) -> None:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from roundelay.errors import DivergedError, DroppedError, MembershipChangedError, PeerLostError
 from roundelay.launch import World
 from roundelay.learner import Learner
+from roundelay.training.audit import Audit
 from roundelay.training.build import optimizer_of, strategy_of
 from roundelay.training.checkpoint import Checkpoint, Checkpoints, complete, write_whole
 from roundelay.training.company import Company, Door, Progress
@@ -79,6 +80,7 @@ class Trainer:
         self._stop_class = StopRequest
         self._stop: StopRequest | None = None
         self._stopping = False
+        self._audit: Audit | None = None
 
     def run(self, resumed: Checkpoint | None = None, *, joins: bool = False) -> bool:
         """Train until the budget is used up, or a signal asks to stop; True if it was used up.
@@ -107,6 +109,8 @@ class Trainer:
             self.optimizer.zero_grad()
         self.checkpoints.close()
         self._meter.close()
+        if self._audit:
+            self._audit.close()
         return finished
 
     def _begin(self, past: Earlier, *, ready: bool) -> None:
@@ -125,6 +129,8 @@ class Trainer:
         if self.config.metrics.tensorboard:
             sinks.append(TensorBoard(self.folder / "tensorboard" / f"learner-{self.id}"))
         self._meter = Meter(sinks, self.config.metrics.every_s)
+        if self.config.metrics.audit:
+            self._audit = Audit(self.module, self.optimizer, self.folder / f"chunks-{self.id}.txt")
 
     # Who takes part -----------------------------------------------------------------------------------------------------------
 
@@ -133,7 +139,8 @@ class Trainer:
         transport = self.company.enter(joins=not self._ready and not self.config.synchronous)
         joined, self._ready = not self._ready, True
         strategy = strategy_of(self.config, self.world)
-        with Learner(self.module, self.optimizer, strategy, transport, self.company.term.membership) as self.learner:
+        membership = self.company.term.membership
+        with Learner(self.module, self.optimizer, strategy, transport, membership) as self.learner, self._audited():
             if saved is not None:
                 self._restore(saved)
                 if self.world.rank == 0:
@@ -145,6 +152,9 @@ class Trainer:
             finished = self._train(draws)
             self._save_the_end() if finished else self._save_the_stop()
         return finished
+
+    def _audited(self) -> contextlib.AbstractContextManager[None]:
+        return self._audit.watching(self.optimizer) if self._audit else contextlib.nullcontext()
 
     def _come_back(self) -> None:
         """The others went on without this learner: it begins again, with their weights."""
@@ -229,6 +239,8 @@ class Trainer:
         self._counts.samples += samples
         if not self.plan.in_step:
             self._used.append(draw.number)
+        if self._audit:
+            self._audit.used(draw.chunk)
         self._meter.add(self._loss, samples)
 
     def _guard(self, loss: Tensor) -> None:
@@ -359,7 +371,8 @@ class Trainer:
             "skipped": self._counts.skipped,
             "lr": self.optimizer.param_groups[0]["lr"],
         }
-        self._write(row | self.learner.metrics() | self._meter.window())
+        audited = self._audit.figures(self.learner.strategy.weights()) if self._audit else {}
+        self._write(row | self.learner.metrics() | self._meter.window() | audited)
 
     def _write(self, row: Row) -> None:
         self._meter.write(row | {"elapsed_s": self._elapsed()})

@@ -27,6 +27,7 @@ from roundelay.transport.security import Security
 
 # What the supervisor tells a learner: where the rendezvous is, what proves membership, which number it wants, where to listen.
 ADDRESS, SECRET, NUMBER, HOST = "ROUNDELAY_RENDEZVOUS", "ROUNDELAY_SECRET", "ROUNDELAY_LEARNER", "ROUNDELAY_HOST"
+STORE = "ROUNDELAY_STORE"  # where groups of collectives form, for strategies that have any
 LOOPBACK = "127.0.0.1"
 _ADDRESS_BYTES, _SECRET_BYTES = 64, 32
 
@@ -35,25 +36,18 @@ def learn(folder: Path, place: int | None) -> bool:
     """As a learner that the supervisor has started; True if the run was finished."""
     config = resolve(read_toml(folder / rundir.CONFIG))
     security = Security(bytes.fromhex(os.environ[SECRET]))
-    line = Rendezvous(parsed_address(os.environ[ADDRESS]), security)
-    number = os.environ.get(NUMBER)
+    number, store = os.environ.get(NUMBER), os.environ.get(STORE)
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    store = os.environ.get("ROUNDELAY_STORE")
-    door = SocketDoor(
-        os.environ.get(HOST, LOOPBACK), security, local_size, None if store is None else parsed_address(store)
-    )
-    try:
-        term = line.register(door.open(), None if number is None else int(number))
+    host = os.environ.get(HOST, LOOPBACK)
+    door = SocketDoor(host, security, local_size, None if store is None else parsed_address(store))
+    with Rendezvous(parsed_address(os.environ[ADDRESS]), security) as line:
+        living = line.register(door.open(), None if number is None else int(number)).membership
         assert line.id is not None
-        joins = term.membership.generation > 0
-        size = term.membership.size
-        world = World(
-            term.membership.position(line.id), size, int(os.environ.get("LOCAL_RANK", "0")), min(local_size, size)
-        )
+        joins = living.generation > 0
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        world = World(living.position(line.id), living.size, local_rank, min(local_size, living.size))
         resumed = None if place is None or joins else checkpoint.at(folder / "checkpoints", place)
         return Trainer(config, folder, world, line, door).run(resumed, joins=joins)
-    finally:
-        line.close()
 
 
 def join(config: Config, folder: Path, world: World, place: int | None) -> bool:
@@ -67,13 +61,10 @@ def join(config: Config, folder: Path, world: World, place: int | None) -> bool:
     if listener:
         desk = Desk(world.size, parties(config, world.size, world.local_size), time.monotonic)
         RendezvousServer(listener, security, desk)
-    line = Rendezvous(parsed_address(address), security)
-    line.register(("", 0), world.rank)
     resumed = None if place is None else checkpoint.at(folder / "checkpoints", place)
-    try:
+    with Rendezvous(parsed_address(address), security) as line:
+        line.register(("", 0), world.rank)
         return Trainer(config, folder, world, line, WorldDoor(world), elastic=False).run(resumed)
-    finally:
-        line.close()
 
 
 def parties(config: Config, size: int, local_size: int) -> list[int]:

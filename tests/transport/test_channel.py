@@ -6,11 +6,13 @@ import pytest
 import torch
 from hypothesis import example, given, strategies as st
 
-from roundelay.errors import HandshakeError
+from roundelay.errors import HandshakeError, PeerLostError, RefusedError
 from roundelay.transport import channel as channels
 from roundelay.transport.channel import Channel, Header, Kind
+from roundelay.transport.wire import Hello, Purpose
 
 KEYS = (b"a" * 32, b"b" * 32)
+ALICE, BOB = (Hello(rank, Purpose.LANE, 1, bytes(16), keys) for rank, keys in enumerate((KEYS[::-1], KEYS)))
 
 
 @contextlib.contextmanager
@@ -20,8 +22,10 @@ def pair():
     with a, b:
         a.settimeout(5)
         b.settimeout(5)
-        yield Channel(a, *KEYS), Channel(b, *KEYS[::-1])
+        yield Channel(a, BOB), Channel(b, ALICE)
 
+
+HEADER_BYTES = 60  # with the seal
 
 headers = st.builds(
     Header,
@@ -30,6 +34,8 @@ headers = st.builds(
     round=st.integers(0, 2**64 - 1),
     shared_fd=st.integers(-1, 2**31 - 1),
     offset=st.integers(0, channels.MESSAGE_LIMIT_BYTES),
+    layout=st.integers(0, 2**32 - 1),
+    checksum=st.binary(min_size=8, max_size=8),
 )
 
 
@@ -43,7 +49,7 @@ def test_headers_arrive_as_they_were_sent(sent):
         assert [ours.receive() for _ in sent] == sent
 
 
-@given(headers, st.integers(0, 47), st.integers(0, 7))
+@given(headers, st.integers(0, HEADER_BYTES - 1), st.integers(0, 7))
 def test_a_header_with_one_bit_changed_is_refused(header, position, bit):
     with pair() as (ours, theirs):
         ours.send(header)
@@ -84,7 +90,7 @@ def test_a_header_sent_back_to_its_maker_is_refused():
 
 
 @given(st.binary(max_size=120))
-@example(bytes(48))
+@example(bytes(HEADER_BYTES))
 def test_garbage_is_no_header(garbage):
     with pair() as (ours, theirs):
         ours.connection.sendall(garbage)
@@ -93,7 +99,7 @@ def test_garbage_is_no_header(garbage):
             theirs.receive()
 
 
-@given(st.binary(min_size=32, max_size=32))
+@given(st.binary(min_size=44, max_size=44))
 @example(Header(Kind.CALL, 2**50).pack())
 @example(Header(Kind.CALL, 8, offset=2**50).pack())
 def test_any_bytes_are_a_header_or_a_clean_refusal(packed):
@@ -119,8 +125,7 @@ def test_a_payload_arrives_whole(nbytes):
     with pair() as (ours, theirs):
         sender = threading.Thread(target=ours.send, args=(Header(Kind.CALL, nbytes), payload))
         sender.start()
-        assert theirs.receive().nbytes == nbytes
-        theirs.receive_into(received)
+        theirs.receive_into(received, theirs.receive())
         sender.join(10)
     assert torch.equal(payload, received)
 
@@ -130,4 +135,51 @@ def test_a_stream_that_ends_early_is_an_error():
         theirs.connection.sendall(b"abc")
         theirs.connection.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionError, match="in the middle of a message"):
-            ours.receive_into(torch.zeros(10, dtype=torch.uint8))
+            ours.receive_into(torch.zeros(10, dtype=torch.uint8), Header(Kind.CALL, 10))
+
+
+def tensor(data):
+    return torch.tensor(list(data), dtype=torch.uint8)
+
+
+@given(st.binary(min_size=1, max_size=5000), st.data())
+def test_a_payload_with_one_bit_changed_is_refused_and_what_follows_is_understood(data, draw):
+    position, bit = draw.draw(st.integers(0, len(data) - 1)), draw.draw(st.integers(0, 7))
+    with pair() as (ours, theirs):
+        ours.send(Header(Kind.CALL, len(data)), tensor(data))
+        message = bytearray(theirs.connection.recv(10_000))
+        message[HEADER_BYTES + position] ^= 1 << bit
+        ours.connection.sendall(message)
+        ours.send(Header(Kind.TAKEN, 0))
+        received = torch.zeros(len(data), dtype=torch.uint8)
+        with pytest.raises(RefusedError, match="learner 0 was refused: checksum"):
+            theirs.receive_into(received, theirs.receive())
+        assert theirs.receive().kind == Kind.TAKEN
+
+
+def test_a_payload_of_another_size_than_expected_is_refused():
+    with pair() as (ours, theirs):
+        ours.send(Header(Kind.CALL, 4), tensor(b"abcd"))
+        with pytest.raises(HandshakeError, match="sends 4 bytes where 3 are expected"):
+            theirs.receive_into(torch.zeros(3, dtype=torch.uint8), theirs.receive())
+
+
+@pytest.mark.parametrize("reason", ["non-finite weights", "ä" * 300, ""])
+def test_a_refusal_tells_why(reason):
+    with pair() as (ours, theirs):
+        theirs.refuse(reason)
+        with pytest.raises(RefusedError) as refusal:
+            ours.receive_answer(Kind.REPLY)
+        assert refusal.value.peer == 1
+        assert refusal.value.reason == (reason[:100] or "?")
+
+
+def test_who_serves_no_more_is_lost_and_an_answer_to_something_else_is_refused():
+    with pair() as (ours, theirs):
+        for kind in (Kind.RETIRED, Kind.SWAP, Kind.REPLY):
+            theirs.send(Header(kind, 0))
+        with pytest.raises(PeerLostError, match="serves no more calls"):
+            ours.receive_answer(Kind.REPLY)
+        with pytest.raises(HandshakeError, match="answered SWAP where only REPLY makes sense"):
+            ours.receive_answer(Kind.REPLY)
+        assert ours.receive_answer(Kind.REPLY) == Header(Kind.REPLY, 0)

@@ -38,7 +38,7 @@ def raw_lane(transport, rank=1):
     hello = Hello(rank, Purpose.LANE, os.getpid(), bytes(16))
     connection, theirs = wire.connect(address, hello, transport.rank, transport._security)
     connection.settimeout(PATIENCE_S)
-    return Channel(connection, *theirs.keys)
+    return Channel(connection, theirs)
 
 
 # Calls -----------------------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_a_reply_that_cannot_be_sent_is_undone():
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\xff" * 48, Header(Kind.CALL, 8).pack() + bytes(16), b"abc"], ids=["kind", "seal", "short"]
+    "garbage", [b"\xff" * 60, Header(Kind.CALL, 8).pack() + bytes(16), b"abc"], ids=["kind", "seal", "short"]
 )
 def test_garbage_on_a_lane_ends_that_connection_and_nothing_else(garbage, caplog):
     with loopback(2) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):
@@ -407,13 +407,13 @@ def test_requests_after_close_fail_instead_of_waiting():
 def test_a_caller_that_freezes_in_the_middle_of_a_request_does_not_hang_close():
     with loopback(2, share_memory=False) as (a, b):
         received = threading.Event()
-        receive = a._payload
+        receive = a._receive
 
-        def blocked(connection, header, peer):
+        def blocked(channel, buffer, header):
             received.set()
-            return receive(connection, header, peer)
+            return receive(channel, buffer, header)
 
-        a._payload = blocked
+        a._receive = blocked
         a.serve(lambda peer, request: None)
         with b._lane(0) as lane:
             lane.channel.send(Header(Kind.CALL, 1000))

@@ -1,24 +1,32 @@
-"""Messages between two learners: sealed headers, whole buffers."""
+"""Messages between two learners: sealed headers, and payloads with a checksum."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import socket
+import ssl
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+import torch
 from torch import Tensor
 
-from roundelay.errors import HandshakeError
+from roundelay.errors import HandshakeError, PeerLostError, RefusedError
+from roundelay.transport.checksum import CHECKSUM_BYTES, checksum
+
+if TYPE_CHECKING:
+    from roundelay.transport.wire import Hello
 
 MESSAGE_LIMIT_BYTES = 2**40
+CHECKSUM = "checksum"
 
-_HEADER = struct.Struct("!BxxxiQQQ")
+_HEADER = struct.Struct(f"!BxxxiIQQQ{CHECKSUM_BYTES}s")
 _COUNT = struct.Struct("!Q")
 _SEAL_BYTES = 16
+_TEXT_LIMIT_BYTES = 200
 Name = TypeVar("Name", bound=IntEnum)
 
 
@@ -27,33 +35,39 @@ class Kind(IntEnum):
 
     CALL = 1
     REPLY = 2
-    REFUSED = 3
+    REFUSED = 3  # this one; the payload says why
     SWAP = 4
     TAKEN = 5
     STATE = 6
+    RETIRED = 7  # no more calls are served
 
 
 @dataclass(frozen=True)
 class Header:
-    """Precedes every payload. With `shared_fd` >= 0 there is none: it lies at `offset` of the sender's shared memory."""
+    """Precedes every payload. With `shared_fd` >= 0 there is none: it lies at `offset` of the sender's shared memory.
+
+    The run and the two learners are not repeated in every header: the key that seals it belongs to them alone.
+    """
 
     kind: Kind
     nbytes: int
     round: int = 0
     shared_fd: int = -1
     offset: int = 0
+    layout: int = 0  # of the weights: sizes and dtypes; 0 where it means nothing
+    checksum: bytes = bytes(CHECKSUM_BYTES)
 
     def pack(self) -> bytes:
         """As it travels, but for its seal."""
-        return _HEADER.pack(self.kind, self.shared_fd, self.round, self.nbytes, self.offset)
+        return _HEADER.pack(self.kind, self.shared_fd, self.layout, self.round, self.nbytes, self.offset, self.checksum)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Header:
         """The inverse. Raises HandshakeError for what no learner sends."""
-        kind, shared_fd, round, nbytes, offset = _HEADER.unpack(packed)
+        kind, shared_fd, layout, round, nbytes, offset, expected = _HEADER.unpack(packed)
         if max(nbytes, offset) > MESSAGE_LIMIT_BYTES:
             raise HandshakeError(f"the other end announced {nbytes} bytes at offset {offset}, more than any model has")
-        return cls(known(Kind, kind), nbytes, round, shared_fd, offset)
+        return cls(known(Kind, kind), nbytes, round, shared_fd, offset, layout, expected)
 
 
 class _Seal:
@@ -71,28 +85,37 @@ class Channel:
     """A connection after the handshake, of one thread at a time.
 
     Every header is sealed with a key that only the two ends have, and only for this connection and direction, and with its
-    number: what is forged, replayed or out of order is refused.
+    number: what is forged, replayed or out of order is refused. It has the checksum of the payload, if one follows.
 
     Args:
         connection: to the other end.
-        sending: the key of our own messages.
-        receiving: the key of theirs.
+        peer: who that is, and the keys.
     """
 
-    def __init__(self, connection: socket.socket, sending: bytes, receiving: bytes) -> None:
-        self.connection = connection
+    def __init__(self, connection: socket.socket, peer: Hello) -> None:
+        self.connection, self.peer = connection, peer
+        sending, receiving = peer.keys
         self._outgoing, self._incoming = _Seal(sending), _Seal(receiving)
+        encrypted = isinstance(connection, ssl.SSLSocket)  # which knows no flags
+        self._more, self._all = (0, 0) if encrypted else (socket.MSG_MORE, socket.MSG_WAITALL)
 
     def send(self, header: Header, payload: Tensor | None = None) -> int:
-        """Send a message; the number of bytes."""
+        """Send a message; the number of bytes. The payload must not change meanwhile."""
+        if payload is not None:
+            header = replace(header, checksum=checksum(payload))
         packed = header.pack()
         sealed = packed + self._outgoing.of(packed)
         if payload is None:
             self.connection.sendall(sealed)
             return len(sealed)
-        self.connection.sendall(sealed, socket.MSG_MORE)
+        self.connection.sendall(sealed, self._more)
         self.connection.sendall(_bytes(payload))
         return len(sealed) + payload.nbytes
+
+    def refuse(self, reason: str) -> None:
+        """Tell the other end that its last message was not accepted."""
+        text = torch.frombuffer(bytearray(reason.encode()[:_TEXT_LIMIT_BYTES] or b"?"), dtype=torch.uint8)
+        self.send(Header(Kind.REFUSED, text.nbytes), text)
 
     def receive(self) -> Header:
         """The next header. Raises ConnectionError at the end of the stream, HandshakeError for what no learner sends."""
@@ -102,14 +125,37 @@ class Channel:
             raise HandshakeError("a header came that the other end has not sealed, or not as its next one")
         return Header.unpack(packed)
 
-    def receive_into(self, buffer: Tensor) -> None:
-        """Fill `buffer`, in as few calls as the kernel allows."""
+    def receive_into(self, buffer: Tensor, header: Header) -> None:
+        """Fill `buffer` with the payload that `header` has announced, in as few calls as the kernel allows.
+
+        Raises RefusedError if it is not what was sent; whatever comes next can still be received.
+        """
+        if buffer.nbytes != header.nbytes:
+            raise HandshakeError(f"the other end sends {header.nbytes} bytes where {buffer.nbytes} are expected")
         view = _bytes(buffer)
         while view:
-            count = self.connection.recv_into(view, 0, socket.MSG_WAITALL)
+            count = self.connection.recv_into(view, 0, self._all)
             if count == 0:
                 raise ConnectionError("the connection was closed in the middle of a message")
             view = view[count:]
+        if checksum(buffer) != header.checksum:
+            raise RefusedError(self.peer.rank, CHECKSUM)
+
+    def receive_answer(self, expected: Kind) -> Header:
+        """The header of the answer to our last message.
+
+        Raises RefusedError if it was not accepted, PeerLostError if no more are.
+        """
+        header = self.receive()
+        if header.kind == Kind.REFUSED and header.nbytes <= _TEXT_LIMIT_BYTES:
+            text = torch.empty(header.nbytes, dtype=torch.uint8)
+            self.receive_into(text, header)
+            raise RefusedError(self.peer.rank, bytes(text.tolist()).decode(errors="replace"))
+        if header.kind == Kind.RETIRED:
+            raise PeerLostError(self.peer.rank, "it serves no more calls")
+        if header.kind != expected:
+            raise HandshakeError(f"the other end answered {header.kind.name} where only {expected.name} makes sense")
+        return header
 
 
 def known(names: type[Name], number: int) -> Name:

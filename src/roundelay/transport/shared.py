@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 
 import torch
 from torch import Tensor
+
+from roundelay.errors import HandshakeError
+
+_MAP_FIXED = 0x10
+_map = ctypes.CDLL(None, use_errno=True).mmap
+_map.restype = ctypes.c_size_t
+_map.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 
 
 class SharedMemory:
@@ -20,8 +28,7 @@ class SharedMemory:
 
     def allocate(self, nbytes: int) -> Tensor:
         """A buffer of our own that a peer on this machine can map."""
-        fd = os.memfd_create("roundelay", os.MFD_CLOEXEC)
-        os.ftruncate(fd, max(nbytes, 1))
+        fd = _anonymous_file(nbytes)
         buffer = torch.frombuffer(mmap.mmap(fd, max(nbytes, 1)), dtype=torch.uint8)[:nbytes]
         self._mine[buffer.data_ptr()] = (fd, buffer)
         return buffer
@@ -32,16 +39,36 @@ class SharedMemory:
         return None if found is None or found[1].nbytes < buffer.nbytes else (found[0], 0)
 
     def map(self, pid: int, fd: int, offset: int, nbytes: int) -> Tensor:
-        """A peer's buffer. Raises OSError where it cannot be opened."""
+        """A peer's buffer. Raises OSError where it cannot be mapped, HandshakeError where it has no such bytes."""
         whole = self._theirs.get((pid, fd))
         if whole is None or whole.nbytes < offset + nbytes:
             handle = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
             try:
                 whole = torch.frombuffer(mmap.mmap(handle, 0), dtype=torch.uint8)
+            except ValueError:
+                raise HandshakeError("the other end says that its weights are in a file which is empty") from None
             finally:
                 os.close(handle)
+            if whole.nbytes < offset + nbytes:
+                raise HandshakeError(f"the other end announced {nbytes} bytes in shared memory of {whole.nbytes}")
             self._theirs[pid, fd] = whole
         return whole[offset : offset + nbytes]
+
+    def withdraw(self, buffer: Tensor) -> None:
+        """Put other memory under `buffer`, with undefined content: a peer that has it mapped writes to what nobody reads.
+
+        For a call that has failed while its peer, frozen perhaps, may still be about to answer.
+        """
+        address = buffer.data_ptr()
+        old, whole = self._mine[address]
+        fd = _anonymous_file(whole.nbytes)
+        if (
+            _map(address, max(whole.nbytes, 1), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
+            != address
+        ):
+            raise OSError(ctypes.get_errno(), "cannot map new memory under a buffer")
+        self._mine[address] = (fd, whole)
+        os.close(old)
 
     def close(self) -> None:
         """Forget everything; memory goes when the last tensor on it does."""
@@ -50,6 +77,12 @@ class SharedMemory:
                 os.close(fd)
         self._mine.clear()
         self._theirs.clear()
+
+
+def _anonymous_file(nbytes: int) -> int:
+    fd = os.memfd_create("roundelay", os.MFD_CLOEXEC)
+    os.ftruncate(fd, max(nbytes, 1))
+    return fd
 
 
 def available() -> bool:

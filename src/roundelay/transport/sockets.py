@@ -14,13 +14,14 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
-from roundelay.errors import HandshakeError, PeerLostError
+from roundelay.errors import HandshakeError, PeerLostError, RefusedError, StrategyError
 from roundelay.membership.pulse import BEAT_S
 from roundelay.transport import shared, wire
 from roundelay.transport.base import Collectives, Handler, Transport
@@ -36,6 +37,14 @@ NICENESS = 10  # a tenth of a core's time where computation wants it all: exchan
 
 Address = tuple[str, int]
 
+SWAP_ATTEMPTS = 3
+STALL_S = 1.0  # how long callers wait for the one before them, who may be frozen in the middle of its request
+STRANGERS = (
+    64  # connections at most whose handshake is under way; of more the oldest is closed, for a learner's is soon over
+)
+BUSY_S = 0.05
+HANDSHAKE, HEADER = "handshake", "header"
+
 ARRIVAL_S = 20.0  # all learners come from one meeting to `connect`, so that is long
 
 
@@ -44,12 +53,12 @@ class _Lane:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # one request at a time
-        self.opened: tuple[Channel, Hello] | None = None
+        self.opened: Channel | None = None
 
     @property
     def channel(self) -> Channel:
         assert self.opened is not None
-        return self.opened[0]
+        return self.opened
 
     @property
     def connection(self) -> socket.socket:
@@ -57,8 +66,7 @@ class _Lane:
 
     @property
     def peer(self) -> Hello:
-        assert self.opened is not None
-        return self.opened[1]
+        return self.channel.peer
 
 
 class SocketTransport(Transport):
@@ -106,7 +114,12 @@ class SocketTransport(Transport):
         self._serving = threading.Event()
         self._offered: Callable[[], Tensor] = lambda: torch.empty(0, dtype=torch.uint8)
         self._offering = threading.Event()
-        self._slot = threading.Lock()  # one call is served at a time: one request buffer is enough
+        self._served = threading.Condition()
+        self._in_service = 0
+        self._slot = threading.Lock()  # one handler at a time
+        self._turn = (
+            threading.Lock()
+        )  # of those who call, one at a time as long as none stalls: one request buffer is enough
         self._request = torch.empty(0, dtype=torch.uint8)
         self._callers = ThreadPoolExecutor(
             max_workers=max(2, min(size, 32)), thread_name_prefix="roundelay-call", initializer=_yield_to_training
@@ -177,15 +190,38 @@ class SocketTransport(Transport):
     def _call(self, peer: int, buffer: Tensor, source: Tensor | None) -> None:
         with self._losing(peer), self._lane(peer) as lane:
             header = self._announce(lane, Kind.CALL, buffer)
-            if source is not None and header.shared_fd >= 0:
-                buffer.copy_(source)  # the peer answers in our memory
-            self._send(lane, header, buffer if source is None else source)
-            reply = lane.channel.receive()
-            if reply.kind == Kind.REFUSED:
-                raise PeerLostError(peer, "it serves no more calls")
-            if header.shared_fd < 0:
-                lane.channel.receive_into(buffer)
-                self.traffic.received(buffer.nbytes)
+            if source is not None:
+                buffer.copy_(source)  # which may change while it is sent, and then has no checksum
+            with self._withdrawing(buffer, header):
+                self._send(lane, header, buffer)
+                reply = self._answer_of(lane, Kind.REPLY)
+                if header.shared_fd < 0:
+                    self._receive(lane.channel, buffer, reply)
+
+    def _answer_of(self, lane: _Lane, expected: Kind) -> Header:
+        try:
+            return lane.channel.receive_answer(expected)
+        except HandshakeError:
+            self.refused.count(HEADER, f"an answer of learner {lane.peer.rank}")
+            raise
+
+    def _receive(self, channel: Channel, buffer: Tensor, header: Header) -> None:
+        try:
+            channel.receive_into(buffer, header)
+        except RefusedError as error:
+            self.refused.count(error.reason, f"a message of learner {channel.peer.rank}")
+            raise
+        self.traffic.received(buffer.nbytes)
+
+    @contextlib.contextmanager
+    def _withdrawing(self, buffer: Tensor, header: Header) -> Iterator[None]:
+        """If a call fails while its peer may still write the reply into our memory, that becomes other memory."""
+        try:
+            yield
+        except OSError as error:
+            if self._memory and header.shared_fd >= 0 and not isinstance(error, PeerLostError):  # which is an answer
+                self._memory.withdraw(buffer)
+            raise
 
     def offer(self, state: Callable[[], Tensor]) -> None:
         """Give `state()`, bytes, to a learner that asks for it with `fetch`."""
@@ -199,15 +235,15 @@ class SocketTransport(Transport):
     def _fetch(self, peer: int) -> Tensor:
         with self._losing(peer), self._lane(peer) as lane:
             lane.channel.send(Header(Kind.STATE, 0))
-            state = torch.empty(lane.channel.receive().nbytes, dtype=torch.uint8)
-            lane.channel.receive_into(state)
-            self.traffic.received(state.nbytes)
+            header = self._answer_of(lane, Kind.STATE)
+            state = torch.empty(header.nbytes, dtype=torch.uint8)
+            self._receive(lane.channel, state, header)
             return state
 
-    def _give_state(self, channel: Channel, peer: Hello) -> None:
+    def _give_state(self, channel: Channel) -> None:
         self._offering.wait()
         state = self._offered()
-        self.traffic.sent(peer.rank, channel.send(Header(Kind.STATE, state.nbytes), state))
+        self.traffic.sent(channel.peer.rank, channel.send(Header(Kind.STATE, state.nbytes), state))
 
     def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:
         """Push to every peer of the round; their pushes are received by the threads that serve their lanes."""
@@ -222,13 +258,18 @@ class SocketTransport(Transport):
     def _push(self, peer: int, round: int, outgoing: Tensor) -> None:
         with self._losing(peer), self._lane(peer) as lane:
             header = self._announce(lane, Kind.SWAP, outgoing, round)
-            self._send(lane, header, outgoing)
-            if header.shared_fd >= 0:
-                lane.channel.receive()  # taken: the buffer may change again
+            for attempts_left in reversed(range(SWAP_ATTEMPTS)):
+                self._send(lane, header, outgoing)
+                try:
+                    self._answer_of(lane, Kind.TAKEN)  # the buffer may change again
+                    return
+                except RefusedError:  # it came altered, and the peer waits for it
+                    if not attempts_left:
+                        raise
 
     def _send_final(self, peer: int, round: int, final: Tensor) -> None:
         def push() -> None:
-            with contextlib.suppress(PeerLostError):
+            with contextlib.suppress(PeerLostError, RefusedError):
                 self._push(peer, round, final)
 
         self._callers.submit(push)
@@ -236,7 +277,7 @@ class SocketTransport(Transport):
     def _announce(self, lane: _Lane, kind: Kind, buffer: Tensor, round: int = 0) -> Header:
         place = self._memory.locate(buffer) if self._memory and lane.peer.host == self._host else None
         fd, offset = place or (-1, 0)
-        return Header(kind, buffer.nbytes, round, fd, offset)
+        return Header(kind, buffer.nbytes, round, fd, offset, self.layout)
 
     def _send(self, lane: _Lane, header: Header, payload: Tensor) -> None:
         nbytes = lane.channel.send(header, payload if header.shared_fd < 0 else None)
@@ -251,8 +292,7 @@ class SocketTransport(Transport):
             self._refuse_lost(peer)
             if lane.opened is None:
                 hello = Hello(self.rank, Purpose.LANE, os.getpid(), self._host)
-                connection, theirs = wire.connect(self._addresses[peer], hello, peer, self._security)
-                lane.opened = Channel(connection, *theirs.keys), theirs
+                lane.opened = Channel(*wire.connect(self._addresses[peer], hello, peer, self._security))
                 self._refuse_lost(peer)  # meanwhile? then nobody has shut this connection down
             yield lane
 
@@ -281,21 +321,31 @@ class SocketTransport(Transport):
 
     def serve(self, handler: Handler | None, undo: Handler | None = None) -> None:
         """Answer calls with `handler`; None refuses them from now on."""
-        with self._slot:
+        with self._served:
             self._handler, self._undo = handler, undo
+            self._served.wait_for(lambda: handler is not None or not self._in_service)
         self._serving.set()
 
     def _accept(self) -> None:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._closed:
+                    return
+                self.refused.count(
+                    HANDSHAKE, f"a connection ({error})"
+                )  # too many are open: strangers' will be closed soon
+                time.sleep(BUSY_S)
+                continue
             with self._state:
                 if self._closed:
                     connection.close()
                     return
                 self._accepted[connection] = None
+                strangers = [stranger for stranger, whose in self._accepted.items() if whose is None]
+            if len(strangers) > STRANGERS:
+                _hang_up(strangers[0])
             self._start_thread("roundelay-lane", functools.partial(self._welcome, connection))
 
     def _start_thread(self, name: str, work: Callable[[], None]) -> None:
@@ -315,7 +365,7 @@ class SocketTransport(Transport):
         except OSError as error:
             self._forget(connection)
             if not self._closed:
-                log.warning("learner %d refused a connection: %s", self.rank, error)
+                self.refused.count(HANDSHAKE, f"a connection ({error})")
             return
         if hello.purpose == Purpose.WATCH:
             with self._state:
@@ -325,12 +375,12 @@ class SocketTransport(Transport):
         _yield_to_training()
         with self._state:
             self._accepted[connection] = hello.rank
-        channel = Channel(connection, *hello.keys)
+        channel = Channel(connection, hello)
         try:
             while True:
-                self._serve_one(channel, hello)
+                self._serve_one(channel)
         except HandshakeError as error:
-            log.warning("learner %d closed a connection of learner %d: %s", self.rank, hello.rank, error)
+            self.refused.count(HEADER, f"a message of learner {hello.rank}, and closed its connection ({error})")
         except OSError:
             pass  # the peer has left or was given up; the watch tells whom it concerns
         except BaseException as error:  # it is raised where the training thread looks next
@@ -343,58 +393,116 @@ class SocketTransport(Transport):
             self._accepted.pop(connection, None)
         connection.close()
 
-    def _serve_one(self, channel: Channel, peer: Hello) -> None:
+    def _serve_one(self, channel: Channel) -> None:
         header = channel.receive()
         if header.kind == Kind.SWAP:
-            self._take_swap(channel, header, peer)
+            self._take_swap(channel, header)
+        elif header.kind == Kind.STATE:
+            self._give_state(channel)
+        elif header.kind == Kind.CALL:
+            self._serving.wait()
+            with self._request_of(channel, header) as request:
+                if request is not None:
+                    self._answer(channel, header, request)
+        else:
+            raise HandshakeError(f"the other end sent {header.kind.name}, which nobody asked for")
+
+    @contextlib.contextmanager
+    def _request_of(self, channel: Channel, header: Header) -> Iterator[Tensor | None]:
+        """The request: in the caller's own memory, or received into our one request buffer; None if it is refused.
+
+        Whoever waits too long for that buffer, because the caller who has it is frozen, gets one of its own.
+        """
+        if header.shared_fd >= 0:
+            yield self._mapped(channel, header)
             return
-        if header.kind == Kind.STATE:
-            self._give_state(channel, peer)
-            return
-        self._serving.wait()
-        with self._slot:
-            request = self._payload(channel, header, peer)
-            if self._handler is None:
-                channel.send(Header(Kind.REFUSED, 0))
+        in_turn = self._turn.acquire(timeout=STALL_S)
+        try:
+            if not in_turn:
+                request = torch.empty(header.nbytes, dtype=torch.uint8)
+            else:
+                if self._request.nbytes < header.nbytes:
+                    self._request = torch.empty(header.nbytes, dtype=torch.uint8)
+                request = self._request[: header.nbytes]
+            try:
+                self._receive(channel, request, header)
+            except RefusedError as error:
+                channel.refuse(error.reason)
+                yield None
+                return
+            yield request
+        finally:
+            if in_turn:
+                self._turn.release()
+
+    def _answer(self, channel: Channel, header: Header, request: Tensor) -> None:
+        peer = channel.peer.rank
+        with self._in_service_now() as (handler, undo):
+            if handler is None:
+                channel.send(Header(Kind.RETIRED, 0))
                 return
             try:
-                self._handler(peer.rank, request)
+                if self._is_other_layout(header):
+                    raise RefusedError(peer, "another model")
+                with self._slot:
+                    handler(peer, request)
+            except RefusedError as error:
+                self.refused.count(error.reason, f"a call of learner {peer}")
+                channel.refuse(error.reason)
+                return
             except BaseException as error:
                 self.fail(error)  # here, for an OSError of the handler is no broken connection
                 raise ConnectionAbortedError("the handler failed") from error
             try:
                 reply = Header(Kind.REPLY, header.nbytes, shared_fd=header.shared_fd)
-                nbytes = channel.send(reply, request if header.shared_fd < 0 else None)
-                self.traffic.sent(peer.rank, nbytes)
+                self.traffic.sent(peer, channel.send(reply, request if header.shared_fd < 0 else None))
             except OSError:
-                if self._undo:
-                    self._undo(peer.rank, request)
+                if undo:
+                    undo(peer, request)
                 raise
 
-    def _payload(self, channel: Channel, header: Header, peer: Hello) -> Tensor:
-        """The request: in the caller's own memory, or received into our one request buffer."""
-        if header.shared_fd >= 0:
-            assert self._memory is not None
-            return self._memory.map(peer.pid, header.shared_fd, header.offset, header.nbytes)
-        if self._request.nbytes < header.nbytes:
-            self._request = torch.empty(header.nbytes, dtype=torch.uint8)
-        request = self._request[: header.nbytes]
-        channel.receive_into(request)
-        self.traffic.received(header.nbytes)
-        return request
+    @contextlib.contextmanager
+    def _in_service_now(self) -> Iterator[tuple[Handler | None, Handler | None]]:
+        """The handlers of one call, for whose end, with its reply, `serve(None)` waits."""
+        with self._served:
+            self._in_service += 1
+            handlers = self._handler, self._undo
+        try:
+            yield handlers
+        finally:
+            with self._served:
+                self._in_service -= 1
+                self._served.notify_all()
 
-    def _take_swap(self, channel: Channel, header: Header, peer: Hello) -> None:
+    def _is_other_layout(self, header: Header) -> bool:
+        return bool(header.layout and self.layout and header.layout != self.layout)
+
+    def _mapped(self, channel: Channel, header: Header) -> Tensor:
+        if self._memory is None:
+            raise HandshakeError("the other end says that its weights are in memory that we do not share")
+        return self._memory.map(channel.peer.pid, header.shared_fd, header.offset, header.nbytes)
+
+    def _take_swap(self, channel: Channel, header: Header) -> None:
         """Wait until we have come to that round ourselves; the payload waits in the socket or in the peer's memory."""
-        target = self._swaps.target(header.round, peer.rank)
-        if header.shared_fd >= 0:
-            assert self._memory is not None
+        peer = channel.peer.rank
+        target = self._swaps.target(header.round, peer)
+        if target is not None and (target.nbytes != header.nbytes or self._is_other_layout(header)):
+            raise StrategyError(
+                f"learner {peer} swaps weights of another model with us ({header.nbytes} bytes, ours are {target.nbytes}); "
+                "build the same model everywhere"
+            )
+        buffer = torch.empty(header.nbytes, dtype=torch.uint8) if target is None else target
+        try:
+            if header.shared_fd >= 0:
+                buffer.copy_(self._mapped(channel, header))
+            else:
+                self._receive(channel, buffer, header)
+        except RefusedError as error:
             if target is not None:
-                target.copy_(self._memory.map(peer.pid, header.shared_fd, header.offset, header.nbytes))
-            channel.send(Header(Kind.TAKEN, 0))
-        else:
-            channel.receive_into(target if target is not None else torch.empty(header.nbytes, dtype=torch.uint8))
-            self.traffic.received(header.nbytes)
-        self._swaps.received(header.round, peer.rank)
+                channel.refuse(error.reason)
+                return
+        channel.send(Header(Kind.TAKEN, 0))
+        self._swaps.received(header.round, peer)
 
     # Collectives, and the fate of peers -------------------------------------------------------------------------------
 
@@ -520,6 +628,12 @@ class SocketTransport(Transport):
         self._collectives.close()
         if self._memory:
             self._memory.close()
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """Wake whoever waits for it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _settle(future: Future[None], error: BaseException | None) -> None:

@@ -71,9 +71,11 @@ class MeetingCollectives(Collectives):
 
 
 @contextlib.contextmanager
-def loopback(size: int, *, share_memory: bool | list[bool] = True) -> Iterator[list[SocketTransport]]:
+def loopback(
+    size: int, *, share_memory: bool | list[bool] = True, security: Security | None = None
+) -> Iterator[list[SocketTransport]]:
     """Connected transports, closed at the end."""
-    security, meeting = Security(secrets.token_bytes(32)), Meeting()
+    security, meeting = security or Security(secrets.token_bytes(32)), Meeting()
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
     addresses = {rank: listener.getsockname()[:2] for rank, listener in enumerate(listeners)}
     shares = share_memory if isinstance(share_memory, list) else [share_memory] * size

@@ -134,7 +134,7 @@ class Channel:
             raise HandshakeError(f"the other end sends {header.nbytes} bytes where {buffer.nbytes} are expected")
         view = _bytes(buffer)
         while view:
-            count = self.connection.recv_into(view, 0, self._all)
+            count = self.connection.recv_into(view, len(view), self._all)
             if count == 0:
                 raise ConnectionError("the connection was closed in the middle of a message")
             view = view[count:]

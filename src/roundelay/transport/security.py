@@ -1,9 +1,103 @@
-"""What the ends of a connection must have in common."""
+"""What the ends of a connection must have in common: the run's secret, and with TLS its certificate."""
 
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass, field
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from roundelay.errors import ConfigError, HandshakeError
+
+SECRET, RUN, TLS = "ROUNDELAY_SECRET", "ROUNDELAY_RUN", "ROUNDELAY_TLS"
+CERTIFICATE, KEY = "cert.pem", "key.pem"
+LEAST_SECRET_BYTES = 16
+
+_VALID_DAYS = "3650"
+# X509_V_FLAG_NO_CHECK_TIME, which Python has no name for. Both ends have the very same certificate, so dates mean nothing,
+# and machines whose clocks differ by a second could not talk when it is new.
+_NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
+
+
+class _Socket(ssl.SSLSocket):
+    """Another thread may shut it down while one is blocked on it: then nothing more is read or sent, least of all in clear."""
+
+    def shutdown(self, how: int) -> None:
+        socket.socket.shutdown(self, how)  # that of SSLSocket goes on without encryption
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The one certificate of a run. Every learner shows it, and accepts no other.
+
+    Attributes:
+        folder: where `cert.pem` and `key.pem` are.
+    """
+
+    folder: Path
+    answering: ssl.SSLContext = field(repr=False)
+    calling: ssl.SSLContext = field(repr=False)
+    der: bytes = field(repr=False)
+
+    @classmethod
+    def load(cls, folder: Path) -> Certificate:
+        """Raises ConfigError for files that are not there, or no certificate with its key."""
+        path, key = folder / CERTIFICATE, folder / KEY
+        try:
+            der = ssl.PEM_cert_to_DER_cert(path.read_text())
+            answering, calling = (_context(protocol, path, key) for protocol in _PROTOCOLS)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"'{folder}' must have {CERTIFICATE} and its {KEY} for TLS: {error}") from None
+        answering.num_tickets = 0  # a caller that never reads one would reset the connection when it closes it
+        return cls(folder, answering, calling, der)
+
+
+_PROTOCOLS = (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _context(protocol: int, path: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the certificate is the run's, not a machine's
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= _NO_CHECK_TIME
+    context.load_cert_chain(path, key)
+    context.load_verify_locations(path)
+    context.sslsocket_class = _Socket
+    return context
+
+
+def make_certificate(folder: Path) -> None:
+    """Make a certificate and its key in `folder`, for its owner only, unless it has them.
+
+    Raises ConfigError without the openssl command.
+    """
+    if (folder / CERTIFICATE).exists() and (folder / KEY).exists():
+        return
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        raise ConfigError(
+            f"TLS needs the openssl command to make a certificate, and there is none; install it, or put {CERTIFICATE} "
+            f"and {KEY} into '{folder}'"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:  # for the owner only
+        made = Path(temporary)
+        command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        command += ["-keyout", str(made / KEY), "-out", str(made / CERTIFICATE)]
+        command += ["-days", _VALID_DAYS, "-subj", "/CN=a run of Roundelay"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise ConfigError(f"openssl could not make a certificate: {result.stderr.strip()}")
+        (made / KEY).chmod(0o600)
+        for name in (KEY, CERTIFICATE):
+            (made / name).replace(folder / name)
 
 
 @dataclass(frozen=True)
@@ -13,11 +107,66 @@ class Security:
     Attributes:
         secret: of this run, or of several that do not trust anybody else; see `run`.
         run: the run's name, for runs that share a secret: their learners refuse each other.
+        tls: with a certificate everything is encrypted.
     """
 
     secret: bytes = field(repr=False)
     run: str = ""
+    tls: Certificate | None = None
+
+    def with_tls(self, folder: Path) -> Security:
+        """With the certificate in `folder`, which is made if there is none.
+
+        Raises ConfigError if that cannot be done.
+        """
+        make_certificate(folder)
+        return replace(self, tls=Certificate.load(folder))
 
     def key(self, purpose: bytes) -> bytes:
         """A key of this run, for one purpose only."""
         return hmac.digest(self.secret, b"roundelay\0" + purpose + b"\0" + self.run.encode(), "sha256")
+
+    def wrapped(self, connection: socket.socket, *, answering: bool) -> socket.socket:
+        """The socket to use instead; nothing is sent yet."""
+        if self.tls is None or isinstance(connection, ssl.SSLSocket):
+            return connection
+        context = self.tls.answering if answering else self.tls.calling
+        return context.wrap_socket(connection, server_side=answering, do_handshake_on_connect=False)
+
+    def encrypt(self, connection: socket.socket) -> None:
+        """Do the handshake of TLS, if it is used, within the time that the socket has.
+
+        Raises HandshakeError if the other end has another certificate, OSError if it has none.
+        """
+        if not isinstance(connection, ssl.SSLSocket):
+            return
+        assert self.tls is not None
+        connection.do_handshake()
+        if connection.getpeercert(binary_form=True) != self.tls.der:
+            raise HandshakeError("the other end does not have this run's certificate")
+
+    def environment(self) -> dict[str, str]:
+        """Variables that tell a process of this run; other users of the machine cannot read them."""
+        tls = {} if self.tls is None else {TLS: str(self.tls.folder)}
+        return {SECRET: self.secret.hex(), RUN: self.run} | tls
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Security | None:
+        """What `environment` has told, or a user; None if there is no secret.
+
+        Raises ConfigError for a secret that is none, or TLS without its files.
+        """
+        if SECRET not in environment:
+            return None
+        try:
+            secret = bytes.fromhex(environment[SECRET])
+        except ValueError:
+            secret = b""
+        if len(secret) < LEAST_SECRET_BYTES:
+            raise ConfigError(
+                f"{SECRET} must be at least {2 * LEAST_SECRET_BYTES} hexadecimal digits, got {len(environment[SECRET])} "
+                "characters; make one with: openssl rand -hex 32"
+            )
+        security = cls(secret, environment.get(RUN, ""))
+        folder = environment.get(TLS)
+        return replace(security, tls=Certificate.load(Path(folder))) if folder else security

@@ -338,6 +338,8 @@ class SocketTransport(Transport):
                 )  # too many are open: strangers' will be closed soon
                 time.sleep(BUSY_S)
                 continue
+            with contextlib.suppress(OSError):  # it has gone again, which the handshake will find out
+                connection = self._security.wrapped(connection, answering=True)
             with self._state:
                 if self._closed:
                     connection.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -132,11 +133,11 @@ class Watch:
 
     def _read(self, line: _Line) -> None:
         try:
-            data = line.connection.recv(65536)
-        except BlockingIOError:
-            return
+            data = self._received(line)
         except OSError as error:
             self._lose(line, f"its connection broke ({error.strerror})")
+            return
+        if data is None:
             return
         if not data:
             self._lose(line, "its process ended")
@@ -144,6 +145,19 @@ class Watch:
         self._pulse.heard(line.peer)
         line.pending += data
         self._parse(line)
+
+    def _received(self, line: _Line) -> bytes | None:
+        """All that has come, empty at the end, None for nothing yet. TLS may have decrypted more than the selector sees."""
+        data = b""
+        with self._lock:  # no other thread may send on an encrypted connection at the same time
+            while True:
+                try:
+                    piece = line.connection.recv(65536)
+                except (BlockingIOError, ssl.SSLWantReadError):
+                    return data or None
+                data += piece
+                if not piece:
+                    return data
 
     def _parse(self, line: _Line) -> None:
         while line.pending:

@@ -69,8 +69,9 @@ def connect(address: tuple[str, int], mine: Hello, expected: int, security: Secu
     Raises HandshakeError if the other end is somebody else, OSError (of which it is one) if there is none.
     """
     deadline = time.monotonic() + HANDSHAKE_S
-    connection = socket.create_connection(address, timeout=HANDSHAKE_S)
+    connection = security.wrapped(socket.create_connection(address, timeout=HANDSHAKE_S), answering=False)
     try:
+        security.encrypt(connection)
         challenge = _receive(connection, len(MAGIC) + _NONCE_BYTES, deadline)
         if challenge[: len(MAGIC)] != MAGIC:
             raise HandshakeError(f"{address[0]}:{address[1]} is no learner of this version")
@@ -90,9 +91,19 @@ def connect(address: tuple[str, int], mine: Hello, expected: int, security: Secu
 
 
 def accept(connection: socket.socket, rank: int, host: bytes, security: Security) -> tuple[socket.socket, Hello]:
-    """The other end of `connect`. Raises HandshakeError or OSError; the connection is the caller's to close."""
+    """The other end of `connect`; use the socket that it returns. One that raises HandshakeError or OSError is closed."""
+    connection = security.wrapped(connection, answering=True)
+    try:
+        return connection, _accepted(connection, rank, host, security)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _accepted(connection: socket.socket, rank: int, host: bytes, security: Security) -> Hello:
     deadline = time.monotonic() + HANDSHAKE_S
     connection.settimeout(HANDSHAKE_S)
+    security.encrypt(connection)
     challenge = MAGIC + secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(challenge)
     message = _receive(connection, _CALL.size + _PROOF_BYTES, deadline)
@@ -107,7 +118,7 @@ def accept(connection: socket.socket, rank: int, host: bytes, security: Security
     connection.sendall(answer + _proof(security, b"answerer", transcript + answer))
     tune(connection)
     theirs, ours = _keys(security, transcript + answer)
-    return connection, Hello(caller, purpose, pid, their_host, (ours, theirs))
+    return Hello(caller, purpose, pid, their_host, (ours, theirs))
 
 
 def _proof(security: Security, side: bytes, transcript: bytes) -> bytes:

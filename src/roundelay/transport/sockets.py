@@ -69,6 +69,19 @@ class _Lane:
         return self.channel.peer
 
 
+class _Place:
+    """Where requests are received: one at a time, so that one buffer is enough."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def of_size(self, nbytes: int) -> Tensor:
+        if self._buffer.nbytes < nbytes:
+            self._buffer = torch.empty(nbytes, dtype=torch.uint8)
+        return self._buffer[:nbytes]
+
+
 class SocketTransport(Transport):
     """A learner's listening socket, its lanes to peers, and the watch.
 
@@ -117,10 +130,7 @@ class SocketTransport(Transport):
         self._served = threading.Condition()
         self._in_service = 0
         self._slot = threading.Lock()  # one handler at a time
-        self._turn = (
-            threading.Lock()
-        )  # of those who call, one at a time as long as none stalls: one request buffer is enough
-        self._request = torch.empty(0, dtype=torch.uint8)
+        self._place = _Place()
         self._callers = ThreadPoolExecutor(
             max_workers=max(2, min(size, 32)), thread_name_prefix="roundelay-call", initializer=_yield_to_training
         )
@@ -413,19 +423,17 @@ class SocketTransport(Transport):
     def _request_of(self, channel: Channel, header: Header) -> Iterator[Tensor | None]:
         """The request: in the caller's own memory, or received into our one request buffer; None if it is refused.
 
-        Whoever waits too long for that buffer, because the caller who has it is frozen, gets one of its own.
+        If the caller who has that buffer is frozen, the next one does not wait for long: there is a new one from then on.
         """
         if header.shared_fd >= 0:
             yield self._mapped(channel, header)
             return
-        in_turn = self._turn.acquire(timeout=STALL_S)
+        while not (place := self._place).lock.acquire(timeout=STALL_S):
+            with self._state:
+                if self._place is place:
+                    self._place = _Place()
         try:
-            if not in_turn:
-                request = torch.empty(header.nbytes, dtype=torch.uint8)
-            else:
-                if self._request.nbytes < header.nbytes:
-                    self._request = torch.empty(header.nbytes, dtype=torch.uint8)
-                request = self._request[: header.nbytes]
+            request = place.of_size(header.nbytes)
             try:
                 self._receive(channel, request, header)
             except RefusedError as error:
@@ -434,8 +442,7 @@ class SocketTransport(Transport):
                 return
             yield request
         finally:
-            if in_turn:
-                self._turn.release()
+            place.lock.release()
 
     def _answer(self, channel: Channel, header: Header, request: Tensor) -> None:
         peer = channel.peer.rank

@@ -1,0 +1,457 @@
+"""Strangers, altered messages and frozen callers: learners go on exchanging, and what was refused is counted and logged."""
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from loopback import PATIENCE_S, loopback
+
+from roundelay.errors import PeerLostError, RefusedError, StrategyError
+from roundelay.transport import sockets, wire
+from roundelay.transport.channel import Channel, Header, Kind
+from roundelay.transport.security import Security
+from roundelay.transport.wire import Hello, Purpose
+
+both = pytest.mark.parametrize("share_memory", [True, False], ids=["shared", "sockets"])
+
+
+def add_one(peer, buffer):
+    buffer.add_(1)
+
+
+@contextlib.contextmanager
+def exchanging(size=2, **options):
+    """Learners of which 1 calls 0 all the time; at the end it must have gone on, and nothing have failed."""
+    with loopback(size, **options) as transports:
+        answerer, caller = transports[:2]
+        answerer.serve(add_one)
+        stop, calls = threading.Event(), []
+
+        def work():
+            buffer = caller.allocate(4096)
+            while not stop.is_set():
+                caller.call(0, buffer.fill_(1)).result(PATIENCE_S)
+                assert (buffer == 2).all()
+                calls.append(time.monotonic())
+
+        failures = []
+
+        def guarded():
+            try:
+                work()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=guarded)
+        thread.start()
+        try:
+            yield transports
+            before = len(calls)
+            while not failures and len(calls) < before + 20:
+                time.sleep(0.001)
+        finally:
+            stop.set()
+            thread.join(PATIENCE_S)
+        assert not failures
+        answerer.check()
+        caller.check()
+        assert not answerer.lost
+        assert not caller.lost
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.002)
+
+
+def door(transport):
+    return transport._listener.getsockname()[:2]
+
+
+def refused(transport, reason):
+    return transport.refused.counts[reason]
+
+
+# Strangers -------------------------------------------------------------------------------------------------------------
+
+
+def without_the_secret(address):
+    with pytest.raises(OSError):  # noqa: PT011
+        wire.connect(address, Hello(1, Purpose.LANE, os.getpid(), bytes(16)), 0, Security(b"wrong" * 8))
+
+
+def with_garbage(address):
+    with socket.create_connection(address, timeout=PATIENCE_S) as stranger, contextlib.suppress(OSError):
+        stranger.sendall(os.urandom(2**16))
+        while stranger.recv(1000):
+            pass
+
+
+def with_a_request_of_the_web(address):
+    with socket.create_connection(address, timeout=PATIENCE_S) as stranger, contextlib.suppress(OSError):
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: learner\r\n\r\n" * 5)
+        while stranger.recv(1000):
+            pass
+
+
+def with_a_header_at_once(address):
+    with socket.create_connection(address, timeout=PATIENCE_S) as stranger, contextlib.suppress(OSError):
+        stranger.sendall(Header(Kind.CALL, 2**40).pack() * 3)
+        while stranger.recv(1000):
+            pass
+
+
+def and_goes(address):
+    socket.create_connection(address, timeout=PATIENCE_S).close()
+
+
+@pytest.mark.parametrize(
+    "comes", [without_the_secret, with_garbage, with_a_request_of_the_web, with_a_header_at_once, and_goes]
+)
+def test_a_stranger_changes_nothing_and_is_counted_and_logged(comes, caplog):
+    with caplog.at_level(logging.WARNING, "roundelay"), exchanging() as (learner, _):
+        for _ in range(3):
+            comes(door(learner))
+        until(lambda: refused(learner, "handshake") == 3)
+    assert len(caplog.records) == 1, "not a line each, for they could be many"
+    assert "learner 0 refused a connection" in caplog.text
+
+
+STRANGER = """
+import os, socket, sys
+for attempt in range(20):
+    with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=10) as stranger:
+        challenge = stranger.recv(100)
+        try:
+            stranger.sendall(challenge[8:] * 4 + os.urandom(60))
+            assert stranger.recv(100) == b"", "let in"
+        except ConnectionError:
+            pass
+"""
+
+
+def test_a_stranger_in_a_process_of_its_own_is_not_let_in():
+    with exchanging() as (learner, _):
+        command = [sys.executable, "-c", STRANGER, str(door(learner)[1])]
+        subprocess.run(command, check=True, timeout=PATIENCE_S)
+        until(lambda: refused(learner, "handshake") == 20)
+
+
+class Relay:
+    """Stands between callers and a learner; `alter(direction, data)` may change what passes."""
+
+    def __init__(self, target, alter=lambda outward, data: data):
+        self._target, self._alter = target, alter
+        self.recorded = bytearray()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()[:2]
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        with contextlib.suppress(OSError), self._listener:
+            while True:
+                caller, _ = self._listener.accept()
+                answerer = socket.create_connection(self._target)
+                for source, target in ((caller, answerer), (answerer, caller)):
+                    arguments = (source, target, source is caller)
+                    threading.Thread(target=self._pass, args=arguments, daemon=True).start()
+
+    def _pass(self, source, target, outward):
+        with source:
+            with contextlib.suppress(OSError):
+                while data := source.recv(65536):
+                    if outward:
+                        self.recorded += data
+                    target.sendall(self._alter(outward, data))
+            with contextlib.suppress(OSError):
+                target.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_recorded_connection_cannot_be_played_again():
+    with exchanging(3) as (learner, _, third):
+        relay = Relay(door(learner))
+        third._addresses[0] = relay.address
+        third.call(0, third.allocate(64).fill_(1)).result(PATIENCE_S)
+        with socket.create_connection(door(learner), timeout=PATIENCE_S) as stranger:
+            stranger.sendall(relay.recorded)
+            with contextlib.suppress(OSError):
+                while stranger.recv(1000):
+                    pass
+        until(lambda: refused(learner, "handshake") == 1)
+
+
+def test_who_connects_and_stays_silent_is_sent_away(monkeypatch):
+    monkeypatch.setattr(wire, "HANDSHAKE_S", 0.2)
+    with exchanging() as (learner, _):
+        strangers = [socket.create_connection(door(learner), timeout=PATIENCE_S) for _ in range(5)]
+        until(lambda: refused(learner, "handshake") == 5)
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_flood_of_connections_keeps_no_learner_out(caplog):
+    flood = 5 * sockets.STRANGERS
+    with caplog.at_level(logging.WARNING, "roundelay"), exchanging(3) as (learner, _, third):
+        threads = threading.active_count()
+        strangers = [socket.create_connection(door(learner), timeout=PATIENCE_S) for _ in range(flood)]
+        until(lambda: refused(learner, "handshake") >= flood - sockets.STRANGERS - 1)
+        assert threading.active_count() <= threads + sockets.STRANGERS + 5
+        buffer = third.allocate(64).fill_(1)
+        third.call(0, buffer).result(PATIENCE_S)  # over a connection of its own, opened now
+        assert (buffer == 2).all()
+        for stranger in strangers:
+            stranger.close()
+        until(lambda: refused(learner, "handshake") >= flood)
+    assert len(caplog.records) < 10
+
+
+def test_when_there_are_no_more_files_to_be_had_the_door_stays(monkeypatch):
+    with exchanging(3) as (learner, _, third):
+        real, left = learner._listener, [3]
+
+        class Exhausted:
+            def accept(self):
+                if left[0]:
+                    left[0] -= 1
+                    raise OSError(24, "Too many open files")
+                return real.accept()
+
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+        learner._listener = Exhausted()
+        socket.create_connection(door(learner)).close()  # so that the real one returns
+        until(lambda: not left[0])
+        third.call(0, third.allocate(64)).result(PATIENCE_S)
+        learner._listener = real
+
+
+def test_a_learner_of_another_run_is_a_stranger():
+    with exchanging() as (learner, _):
+        other = Security(learner._security.secret, run="another")
+        with pytest.raises(OSError):  # noqa: PT011
+            wire.connect(door(learner), Hello(1, Purpose.LANE, os.getpid(), bytes(16)), 0, other)
+        until(lambda: refused(learner, "handshake") == 1)
+
+
+# Messages --------------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_handler_may_refuse_a_call_and_nobody_is_given_up(share_memory):
+    def choosy(peer, buffer):
+        if buffer[0] == 7:
+            raise RefusedError(peer, "sevens")
+        buffer.add_(1)
+
+    with loopback(2, share_memory=share_memory) as (a, b):
+        b.serve(choosy)
+        buffer = a.allocate(4096)
+        for value in (7, 1, 7, 1):
+            future = a.call(1, buffer.fill_(value))
+            if value == 7:
+                error = future.exception(PATIENCE_S)
+                assert isinstance(error, RefusedError)
+                assert (error.peer, error.reason) == (1, "sevens")
+                assert (buffer == 7).all()
+            else:
+                future.result(PATIENCE_S)
+                assert (buffer == 2).all()
+        b.check()
+        assert refused(b, "sevens") == 2
+        assert not a.lost
+
+
+class Flip:
+    """Changes one byte, the `position`-th of the first large piece that goes that way."""
+
+    def __init__(self, outward, position):
+        self.outward, self.position, self.done = outward, position, False
+
+    def __call__(self, outward, data):
+        if outward != self.outward or len(data) < 1000 or self.done:
+            return data
+        self.done = True
+        return data[: self.position] + bytes([data[self.position] ^ 4]) + data[self.position + 1 :]
+
+
+def behind(transport, peer, alter):
+    """Have `transport` reach `peer` through a relay from now on."""
+    transport._addresses[peer] = Relay(transport._addresses[peer], alter).address
+
+
+def test_a_call_that_was_altered_on_the_way_is_refused_and_the_next_one_is_taken(caplog):
+    served = []
+    with loopback(2, share_memory=False) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):
+        behind(a, 1, Flip(outward=True, position=500))
+        b.serve(lambda peer, buffer: served.append(buffer.clone()))
+        buffer = a.allocate(4096).fill_(1)
+        error = a.call(1, buffer).exception(PATIENCE_S)
+        assert isinstance(error, RefusedError)
+        assert error.reason == "checksum"
+        assert served == [], "nothing of it was applied"
+        a.call(1, buffer).result(PATIENCE_S)
+        assert len(served) == 1
+        assert (served[0] == 1).all()
+        assert b.refused.counts == {"checksum": 1}
+        assert not a.lost
+    assert "learner 1 refused a message of learner 0: checksum" in caplog.text
+
+
+def test_a_reply_that_was_altered_on_the_way_fails_the_call_and_no_more():
+    with loopback(2, share_memory=False) as (a, b):
+        behind(a, 1, Flip(outward=False, position=500))
+        b.serve(add_one)
+        error = a.call(1, a.allocate(4096).fill_(1)).exception(PATIENCE_S)
+        assert isinstance(error, RefusedError)
+        assert a.refused.counts == {"checksum": 1}
+        buffer = a.allocate(4096).fill_(1)
+        a.call(1, buffer).result(PATIENCE_S)
+        assert (buffer == 2).all()
+
+
+def test_a_swap_that_was_altered_on_the_way_is_sent_again():
+    with loopback(2, share_memory=False) as (a, b):
+        behind(a, 1, Flip(outward=True, position=500))
+        got = {rank: t.allocate(4096).fill_(0) for rank, t in enumerate((a, b))}
+        swaps = [t.swap(0, t.allocate(4096).fill_(rank + 1), {1 - rank: got[rank]}) for rank, t in enumerate((a, b))]
+        for swap in swaps:
+            swap.result(PATIENCE_S)
+        assert (got[0] == 2).all()
+        assert (got[1] == 1).all()
+        assert b.refused.counts == {"checksum": 1}
+
+
+def test_a_swap_that_is_altered_every_time_fails_in_the_end():
+    with loopback(2, share_memory=False) as (a, b):
+        behind(a, 1, lambda outward, data: data if len(data) < 1000 else data[:-1] + bytes([data[-1] ^ 1]))
+        b.swap(0, b.allocate(4096), {0: b.allocate(4096)})
+        error = a.swap(0, a.allocate(4096), {1: a.allocate(4096)}).exception(PATIENCE_S)
+        assert isinstance(error, RefusedError)
+        assert refused(b, "checksum") == sockets.SWAP_ATTEMPTS
+
+
+def test_an_altered_header_ends_its_connection_but_neither_learner():
+    with loopback(3, share_memory=False) as (a, b, c):
+        behind(a, 1, Flip(outward=True, position=5))
+        b.serve(add_one)
+        assert isinstance(a.call(1, a.allocate(4096)).exception(PATIENCE_S), PeerLostError)
+        assert b.refused.counts == {"header": 1}
+        b.check()
+        c.call(1, c.allocate(4096)).result(PATIENCE_S)
+
+
+def lane_to(transport, rank=1):
+    hello = Hello(rank, Purpose.LANE, os.getpid(), bytes(16))
+    lane = Channel(*wire.connect(door(transport), hello, transport.rank, transport._security))
+    lane.connection.settimeout(PATIENCE_S)
+    return lane
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        Header(Kind.CALL, 2**50),
+        Header(Kind.REPLY, 8),
+        Header(Kind.TAKEN, 0),
+        Header(Kind.CALL, 8, shared_fd=99_999),
+        Header(Kind.CALL, 8, shared_fd=0, offset=2**39),
+    ],
+    ids=["oversized", "reply", "taken", "no such file", "beyond its end"],
+)
+def test_a_header_that_makes_no_sense_ends_its_connection_and_nothing_else(header):
+    with exchanging() as (learner, _):
+        lane = lane_to(learner)
+        lane.send(header)
+        with lane.connection:
+            assert lane.connection.recv(100) == b""
+
+
+def test_shared_memory_is_refused_by_who_has_none():
+    with exchanging(share_memory=False) as (learner, _):
+        lane = lane_to(learner)
+        lane.send(Header(Kind.CALL, 8, shared_fd=3))
+        with lane.connection:
+            assert lane.connection.recv(100) == b""
+        until(lambda: refused(learner, "header") == 1)
+
+
+@both
+def test_a_call_with_weights_of_another_layout_is_refused(share_memory):
+    with loopback(2, share_memory=share_memory) as (a, b):
+        b.serve(add_one)
+        a.layout, b.layout = 5, 6
+        error = a.call(1, a.allocate(4096)).exception(PATIENCE_S)
+        assert isinstance(error, RefusedError)
+        assert error.reason == "another model"
+        b.layout = 5
+        a.call(1, a.allocate(4096)).result(PATIENCE_S)
+
+
+@both
+@pytest.mark.parametrize("difference", ["size", "layout"])
+def test_a_swap_with_weights_of_another_model_is_an_error_that_says_so(share_memory, difference):
+    with loopback(2, share_memory=share_memory) as (a, b):
+        a.layout, b.layout = (5, 6) if difference == "layout" else (0, 0)
+        nbytes = 4096 if difference == "layout" else 8192
+        a.swap(0, a.allocate(nbytes), {1: a.allocate(nbytes)})
+        waiting = b.swap(0, b.allocate(4096), {0: b.allocate(4096)})
+        with pytest.raises(StrategyError, match="build the same model everywhere"):
+            waiting.result(PATIENCE_S)
+
+
+# Frozen learners -------------------------------------------------------------------------------------------------------
+
+
+def test_a_caller_that_freezes_in_the_middle_of_its_request_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr(sockets, "STALL_S", 0.1)
+    with exchanging(share_memory=False) as (learner, _):
+        frozen, place = lane_to(learner), learner._place
+        frozen.send(Header(Kind.CALL, 10_000))
+        frozen.connection.sendall(b"and no more")
+        until(lambda: learner._place is not place)
+        assert place.lock.locked()
+    frozen.connection.close()
+
+
+def test_a_caller_that_does_not_read_its_reply_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr(sockets, "STALL_S", 0.1)
+    large = torch.zeros(32 * 2**20, dtype=torch.uint8)
+    with exchanging(share_memory=False) as (learner, _):
+        frozen, place = lane_to(learner), learner._place
+        frozen.send(Header(Kind.CALL, large.nbytes), large)
+        until(lambda: learner._place is not place)
+        assert place.lock.locked()
+        frozen.connection.close()
+
+
+def test_a_peer_that_thaws_after_a_failed_call_writes_into_memory_that_nobody_uses():
+    inside, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def frozen(peer, buffer):
+        inside.set()
+        assert go_on.wait(PATIENCE_S)
+        buffer.fill_(99)
+        ended.set()
+
+    with loopback(2, share_memory=True) as (a, b):
+        b.serve(frozen)
+        buffer = a.allocate(4096)
+        future = a.call(1, buffer.fill_(1))
+        assert inside.wait(PATIENCE_S)
+        a.lose(1, "no heartbeat")
+        assert isinstance(future.exception(PATIENCE_S), PeerLostError)
+        buffer.fill_(5)
+        go_on.set()
+        assert ended.wait(PATIENCE_S)
+        assert (buffer == 5).all()
+        assert a._memory.locate(buffer) is not None, "and it can be shared with others"

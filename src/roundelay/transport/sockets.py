@@ -74,12 +74,12 @@ class _Place:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self.buffer = torch.empty(0, dtype=torch.uint8)
 
     def of_size(self, nbytes: int) -> Tensor:
-        if self._buffer.nbytes < nbytes:
-            self._buffer = torch.empty(nbytes, dtype=torch.uint8)
-        return self._buffer[:nbytes]
+        if self.buffer.nbytes < nbytes:
+            self.buffer = torch.empty(nbytes, dtype=torch.uint8)
+        return self.buffer[:nbytes]
 
 
 class SocketTransport(Transport):

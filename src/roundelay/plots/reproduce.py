@@ -15,6 +15,8 @@ from roundelay.simulation.claims.claim import Panel
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999", "#000000")
 COLUMNS = 3
 FEW_TICKS, LONGEST_TICK = 7, 5
+WIDE, VERY_WIDE = 300, 1e5  # largest / smallest value of a logarithmic axis
+LEGEND_COLUMNS = 5
 
 
 def plot_panels(panels: Sequence[Panel], path: Path) -> None:
@@ -28,19 +30,26 @@ def plot_panels(panels: Sequence[Panel], path: Path) -> None:
             if not shared:
                 ax.legend(fontsize=8)
         if shared:  # one legend for all, where it hides nothing
-            figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
+            handles, labels = axes[0].get_legend_handles_labels()
+            ncols = math.ceil(len(labels) / math.ceil(len(labels) / LEGEND_COLUMNS))
+            figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=9)
         for ax in axes[len(panels) :]:
             ax.set_visible(False)
 
 
 def _plain_ticks(axis: Any, at: Sequence[float]) -> None:  # noqa: ANN401
-    """0.02 and 30 rather than powers of ten; `at` a few values that were tried, or between powers of ten where there are few."""
+    """At a few values that were tried, else at 1, 2 and 5 times powers of ten, or at these alone where they are many."""
+    from matplotlib.ticker import LogLocator
+
     low, high = axis.get_view_interval()
     if at:
         axis.set_ticks(at)
         axis.set_ticks([], minor=True)
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter("{x:g}" if high < 10 * low else "")
+    elif high < WIDE * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 2, 3, 5, 7)))
+    if high < VERY_WIDE * low:
+        axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("")
 
 
 def _tried(panel: Panel) -> list[float]:

@@ -144,6 +144,11 @@ class Learner:
             | self.strategy.metrics()
         )
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which this learner has waited for others."""
+        return self._seconds["wait"]
+
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart besides module and optimizer. What is under way comes in first."""
         self._run(self.strategy.drain())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 BEAT_S = 0.5
 # Ten beats. A machine under heavy load delays a thread by a second or two, hardly ever by five.
 SILENCE_S = 5.0
+SILENT = f"no heartbeat for {SILENCE_S:g} s"
 
 
 class Pulse:

@@ -37,6 +37,9 @@ log = logging.getLogger("roundelay")
 FORMAT = 1
 MANIFEST, BEST = "manifest.json", "best.json"
 
+# What reading a file can come to that somebody has written on purpose: any JSON instead of ours, nested as deep as he likes.
+_WRONG = (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+
 
 def split_tree(tree: Any, path: str = "") -> tuple[Any, dict[str, Tensor]]:  # noqa: ANN401
     """A tree of dictionaries, lists, tuples, tensors and plain values as JSON, and the tensors that it refers to.
@@ -84,7 +87,7 @@ def read_state(path: Path) -> Any:  # noqa: ANN401
         with safe_open(str(path), framework="pt") as file:
             shape = json.loads((file.metadata() or {})["state"])
             return join_tree(shape, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except _WRONG as error:
         raise CheckpointError(f"'{path}' is torn or altered: {type(error).__name__}: {error}") from error
 
 
@@ -154,12 +157,12 @@ def _read_manifest(path: Path) -> Checkpoint:
         return Checkpoint(path.parent, int(manifest["place"]), files)
     except CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except _WRONG as error:
         raise CheckpointError(f"'{path}' is torn or altered: {type(error).__name__}: {error}") from error
 
 
 def _bare(name: str) -> str:
-    if os.sep in name or name.startswith("."):
+    if os.sep in name or name.startswith(".") or not name.isprintable():
         raise ValueError(f"'{name}' is no name of a file beside the manifest")
     return name
 
@@ -285,7 +288,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The place of the one judged best."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(*_WRONG):
             return int(json.loads((self.folder / BEST).read_text())["place"])
         return None
 

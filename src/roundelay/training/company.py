@@ -7,6 +7,7 @@ those who are there, a step before the least far, so that no sample is left out.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from concurrent.futures import wait
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
@@ -15,13 +16,14 @@ from torch import Tensor
 
 from roundelay.errors import LaunchError, MembershipChangedError, PeerLostError
 from roundelay.learner import Learner
+from roundelay.membership.pulse import SILENT
 from roundelay.strategies import ADPSGD
 from roundelay.training.build import mixing_of
 from roundelay.training.config import Config
 from roundelay.training.desk import Address
 from roundelay.training.rendezvous import Rendezvous, Term
 from roundelay.training.state import Carried
-from roundelay.transport.base import GAVE_UP, LEFT, Transport
+from roundelay.transport.base import LEFT, Transport
 from roundelay.transport.sockets import SocketTransport
 
 log = logging.getLogger("roundelay")
@@ -70,6 +72,7 @@ class Company:
         assert line.term is not None
         self.id, self.term = line.id, line.term
         self._learner: Learner | None = None
+        self._absent: Counter[int] = Counter()  # who was not to be found in so many terms
 
     @property
     def synchronous(self) -> bool:
@@ -80,7 +83,12 @@ class Company:
 
     def enter(self, *, joins: bool) -> Transport:
         """Connect to the learners of this term; afterwards the weights are those to go on with."""
-        transport = self._door.connect(self.id, self.term, joins=joins)
+        try:
+            transport = self._door.connect(self.id, self.term, joins=joins)
+        except PeerLostError as error:
+            self._absent[error.peer] += 1
+            raise
+        self._absent.clear()
         try:
             if joins:
                 self._take_from_neighbours(transport)
@@ -179,6 +187,7 @@ class Company:
         """Form the next term of all that live; from which chunk on it trains."""
         self._line.on_term = lambda term, reason: None  # the meeting will tell
         lost = _unreachable(self._learner.transport) if self._learner and progress.ready else []
+        lost += [peer for peer, times in self._absent.items() if times > 1]
         self.term = self._line.meet(self.term.membership.generation, asdict(progress), lost, self._door.open())
         begun = [each.begun for each in self._progress().values() if each.ready]
         if not begun:
@@ -200,7 +209,6 @@ class Company:
 
 
 def _unreachable(transport: Transport) -> list[int]:
-    """Peers that this learner cannot reach although they may live: not those that said that they give up."""
-    if not isinstance(transport, SocketTransport):
-        return []
-    return [peer for peer, reason in transport.lost.items() if reason != LEFT and not reason.startswith(GAVE_UP)]
+    """Peers that are not heard although they may live; a broken connection is no proof, for those who meet close theirs."""
+    lost = transport.lost if isinstance(transport, SocketTransport) else {}
+    return [peer for peer, reason in lost.items() if reason.startswith(SILENT)]

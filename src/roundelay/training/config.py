@@ -13,6 +13,8 @@ from roundelay.errors import ConfigError, unknown
 
 T = TypeVar("T")
 
+_SHOWN = 200  # characters of a value that is wrong
+
 Strategy = Literal["adpsgd", "dpsgd", "allreduce", "delay-by-one", "delay-by-one-gradients"]
 
 
@@ -215,11 +217,11 @@ def read(kind: type[T], table: Mapping[str, Any], path: str = "") -> T:
 def _checked(hint: Any, each: dataclasses.Field[Any], value: Any, key: str) -> Any:  # noqa: ANN401
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{key} is a table of settings, got {value!r}")
+            raise ConfigError(f"{key} is a table of settings, got {_shown(value)}")
         return read(typing.cast(type[Any], hint), value, key + ".")
     converted = _converted(hint, value)
     if converted is None:
-        raise ConfigError(f"{key} must be {_described(hint)}, got {value!r}")
+        raise ConfigError(f"{key} must be {_described(hint)}, got {_shown(value)}")
     least = each.metadata.get("least")
     if least is not None and not least <= converted < math.inf:
         raise ConfigError(f"{key} must be at least {least:g}, got {value!r}")
@@ -230,6 +232,8 @@ def _converted(hint: Any, value: Any) -> Any:  # noqa: ANN401
     """`value` as that type, or None."""
     if typing.get_origin(hint) is Literal:
         return value if value in typing.get_args(hint) else None
+    if type(value) is int and abs(value) >= 2**63:  # more than TOML has
+        return None
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
@@ -237,6 +241,14 @@ def _converted(hint: Any, value: Any) -> Any:  # noqa: ANN401
         converted = tuple(_converted(kind, each) for each in value)
         return None if None in converted else converted
     return value if type(value) is hint else None
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return "a number with thousands of digits"
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 def _described(hint: Any) -> str:  # noqa: ANN401

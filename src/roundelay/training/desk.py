@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from roundelay.membership.pulse import SILENCE_S, Pulse
+from roundelay.membership.pulse import SILENT, Pulse
 from roundelay.training.cursor import Cursor
 from roundelay.training.messages import Message
 
@@ -146,7 +146,7 @@ class Desk:
     def tick(self) -> None:
         """To be called about once a heartbeat: beat, and drop who is silent or has been away for too long."""
         for learner in self._pulse.silent():
-            self._drop(learner, "dropped", f"no heartbeat for {SILENCE_S:g} s")
+            self._drop(learner, "dropped", SILENT)
         now = self._now()
         for learner, member in list(self._members.items()):
             if member.line is None and now - member.away_since > AWAY_S:
@@ -211,7 +211,7 @@ class Desk:
         unfinished = self._remove(learner)
         self._event(event, learner, reason, returned=len(unfinished))
         self._change(f"learner {learner} {event}: {reason}")
-        if len(self._members) < self._minimum and not self._stopping:
+        if 0 < len(self._members) < self._minimum and not self._stopping:
             self._stopping = f"{len(self._members)} learners live, fewer than the {self._minimum} that the run needs"
             self._event("stopping", learner, self._stopping)
             self._to_all({"kind": "stop", "reason": self._stopping})

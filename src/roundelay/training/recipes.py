@@ -53,7 +53,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read '{path}': {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets in brackets
         raise ConfigError(f"'{path}' is no TOML: {error}") from None
 
 
@@ -65,7 +65,7 @@ def task_class(name: str) -> type[Task]:
     from roundelay.training.task import Task
 
     module_name, _, class_name = name.partition(":")
-    if not class_name:
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
         raise ConfigError(f"task must be module:Class, such as roundelay.training.tiny:Digits, got '{name}'")
     if "" not in sys.path:
         sys.path.insert(0, "")

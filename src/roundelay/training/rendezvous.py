@@ -22,7 +22,7 @@ from typing import Any
 
 from roundelay.errors import DroppedError, HandshakeError, LaunchError
 from roundelay.membership.members import Membership
-from roundelay.membership.pulse import BEAT_S, SILENCE_S
+from roundelay.membership.pulse import BEAT_S, SILENCE_S, SILENT
 from roundelay.training.desk import NEVER_FORMED, Address, Desk, Tell
 from roundelay.training.messages import Message, MessageLine
 from roundelay.transport import wire
@@ -329,6 +329,8 @@ class Rendezvous:
     def _ask(self, kind: str, **content: Any) -> Message:  # noqa: ANN401
         future: Future[Message] = Future()
         with self._lock:
+            if self._dropped is not None:
+                raise DroppedError(self._dropped)
             if kind == "draw" and not self._connected:
                 raise ConnectionError("the rendezvous is away")
             self._count += 1
@@ -381,7 +383,7 @@ class Rendezvous:
                     due = now + BEAT_S
                     self._line.send({"kind": "beat"})
                 if now - heard > SILENCE_S:
-                    raise ConnectionError(f"no heartbeat for {SILENCE_S:g} s")
+                    raise ConnectionError(SILENT)
                 while not self._outbox.empty():
                     self._line.send(self._outbox.get())
                 for key, _ in selector.select(timeout=max(due - now, 0.0)):

@@ -222,14 +222,14 @@ class Trainer:
         )
 
     def _step(self, draw: Draw, samples: int, batch: Any) -> None:  # noqa: ANN401
-        began = time.perf_counter()
+        began = time.perf_counter() - self.learner.waited_s
         number = self.plan.number_of_step(self._position()) if self.plan.in_step else draw.number
         for group in self.optimizer.param_groups:
             group["lr"] = group.get("lr_scale", 1.0) * self.schedule.at(self.plan.chunks.place(number))
         loss = self.task.loss(self.module, batch)
         loss.backward()
         if self._slowness > 1:
-            time.sleep((self._slowness - 1) * (time.perf_counter() - began))
+            time.sleep((self._slowness - 1) * (time.perf_counter() - self.learner.waited_s - began))
         self._guard(loss)
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from roundelay.clock import VirtualClock
 from roundelay.errors import PeerLostError, RefusedError, RoundelayError
-from roundelay.membership.pulse import SILENCE_S
+from roundelay.membership.pulse import SILENCE_S, SILENT
 from roundelay.transport.base import GAVE_UP, LEFT, Handler, Transport
 
 REFUSED = "it serves no more calls"
@@ -45,7 +45,7 @@ class MemoryNetwork:
         """Nothing passes between `a` and `b` from time `at`; both notice once heartbeats are missing."""
         now = self.clock.now()
         self.clock.call_later(at - now, lambda: self._cut.add(frozenset((a, b))))
-        reason = f"no heartbeat for {SILENCE_S:g} s"
+        reason = SILENT
         self.clock.call_later(at - now + SILENCE_S, lambda: self.transports[a].lose(b, reason))
         self.clock.call_later(at - now + SILENCE_S, lambda: self.transports[b].lose(a, reason))
 

@@ -125,7 +125,13 @@ class StoreCollectives(_GroupCollectives):
         hopeless: whether one of these members is known to be lost, so that the group will never form.
     """
 
-    def __init__(self, store: Any, rank: int, generation: int, hopeless: Callable[[tuple[int, ...]], bool]) -> None:
+    def __init__(
+        self,
+        store: Any,  # noqa: ANN401
+        rank: int,
+        generation: int,
+        hopeless: Callable[[tuple[int, ...]], bool],
+    ) -> None:
         super().__init__()
         self._store, self._rank, self._generation, self._hopeless = store, rank, generation, hopeless
         self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}

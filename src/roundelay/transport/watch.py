@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from enum import Enum
 
-from roundelay.membership.pulse import BEAT_S, SILENCE_S, Pulse
+from roundelay.membership.pulse import BEAT_S, SILENT, Pulse
 from roundelay.transport.base import GAVE_UP, LEFT
 
 _BEAT, _FINISHED, _GOODBYE = b".", b"F", b"G"
@@ -129,7 +129,7 @@ class Watch:
             silent = set(self._pulse.silent())
         for line in lines:
             if line.peer in silent and self._lines.get(line.peer) is line:
-                self._lose(line, f"no heartbeat for {SILENCE_S:g} s; it is frozen or cut off")
+                self._lose(line, f"{SILENT}; it is frozen or cut off")
 
     def _read(self, line: _Line) -> None:
         try:

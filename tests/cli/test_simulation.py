@@ -103,3 +103,17 @@ def test_simulate_writes_a_run(capsys, tmp_path):
     assert results["elapsed_s"] > 0
     assert (tmp_path / "run/config.toml").exists()
     assert (tmp_path / "run/machine.json").exists()
+
+
+def test_simulate_plays_back_the_step_times_of_a_run(capsys, tmp_path):
+    words = ("tiny", "--epochs", "1", "--strategy", "allreduce", "--learners", "2", "--json", "--network", "100Gb,0")
+    call(simulate, *words, "--step-time", "7s", "--out", str(tmp_path / "first"))
+    call(simulate, *words, "--times-of", str(tmp_path / "first"), "--out", str(tmp_path / "again"))
+    first, again = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("first", "again"))
+    assert again["elapsed_s"] == pytest.approx(first["elapsed_s"])
+    assert again["elapsed_s"] > 100
+
+
+def test_simulate_refuses_times_of_what_is_no_run(tmp_path):
+    with pytest.raises(UsageError, match="--times-of needs the directory of a run"):
+        call(simulate, "tiny", "--times-of", str(tmp_path), "--out", str(tmp_path / "run"))

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -14,6 +15,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from roundelay.cli.arguments import bandwidth, duration, number, positive_int
 from roundelay.cli.tables import new_table, show, text
 from roundelay.cli.train import _settings
+from roundelay.errors import UsageError
+
+if TYPE_CHECKING:
+    from roundelay.simulation.compute import Compute
 
 TRAIN_OPTIONS = {
     "learners": ("N", "how many"),
@@ -36,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--set", metavar="KEY=VALUE", action="append", default=[], help="any other field of the configuration")
     add("--step-time", type=duration, default=0.1, metavar="TIME", help="compute time of a step (default 100ms)")
     add("--step-spread", type=number, default=0.0, metavar="R", help="std of it / mean (default 0)")
+    add("--times-of", type=Path, metavar="RUN", help="instead: the compute times that a real run's metrics tell")
     add("--network", type=_network, default=(12.5e9, 5e-6), metavar="B,L", help="of a node (default 100Gb,5us)")
     add("--node-size", type=positive_int, default=1, metavar="M", help="learners on a node (default 1)")
     add("--inside-bandwidth", type=bandwidth, default=50e9, metavar="B", help="inside a node (default 50GB/s)")
@@ -45,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Simulate, with a progress bar on stderr, and print what the mean model is worth."""
-    from roundelay.simulation.compute import constant, lognormal, slowed
+    from roundelay.simulation.compute import slowed
     from roundelay.simulation.network import Links
     from roundelay.simulation.recipe import SimulatedRun
     from roundelay.training import recipes, rundir
@@ -55,12 +61,12 @@ def run(args: argparse.Namespace) -> None:
     folder: Path = args.out or Path("runs") / f"simulated-{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     rate_Bps, latency_s = args.network
     links = Links(latency_s, rate_Bps, args.node_size, latency_s, args.inside_bandwidth)
-    steady = lognormal(args.step_time, args.step_spread, config.seed) if args.step_spread else constant(args.step_time)
+    compute = slowed(_compute(args, config.seed), config.slowness())
     rundir.begin(folder, config, " ".join(["roundelay", *sys.argv[1:]]))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(f"{config.learners} learners", total=1.0)
-        simulated = SimulatedRun(config, folder, links, slowed(steady, config.slowness()))
+        simulated = SimulatedRun(config, folder, links, compute)
         results = simulated.run(lambda part: bar.update(task, completed=part))
     if args.json:
         print(json.dumps(results | {"run": str(folder)}, indent=2))
@@ -72,6 +78,18 @@ def run(args: argparse.Namespace) -> None:
         table.add_row(split, *(text(value) for value in results[split].values()))
     show(table)
     print(f"run: {folder}")
+
+
+def _compute(args: argparse.Namespace, seed: int) -> Compute:
+    from roundelay.simulation.compute import constant, lognormal, measured
+    from roundelay.training import rundir
+
+    if args.times_of:
+        metrics: Path = args.times_of / rundir.METRICS
+        if not metrics.is_file():
+            raise UsageError(f"--times-of needs the directory of a run; there is no '{metrics}'")
+        return measured(metrics)
+    return lognormal(args.step_time, args.step_spread, seed) if args.step_spread else constant(args.step_time)
 
 
 def _network(value: str) -> tuple[float, float]:

@@ -6,6 +6,7 @@ RoundelayError
 ├── PeerLostError       a peer that was needed died, froze or left; names it
 ├── RefusedError        a message that a peer did not take, or we did not; nothing of it was applied
 ├── DroppedError        the others go on without this learner, which was not heard of for too long
+├── RendezvousLostError the rendezvous has been away for too long
 ├── MembershipChangedError   who takes part has changed, so that synchronous learners must meet
 ├── LaunchError         an environment that does not say which learner this is
 ├── ConfigError         a key, a value or a combination of settings that a run cannot have
@@ -58,6 +59,10 @@ class RefusedError(RoundelayError):
 
 class DroppedError(RoundelayError, ConnectionError):
     """The others go on without this learner, which was not heard of for too long."""
+
+
+class RendezvousLostError(RoundelayError, ConnectionError):
+    """The rendezvous has been away for too long."""
 
 
 class MembershipChangedError(RoundelayError):

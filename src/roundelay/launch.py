@@ -112,13 +112,17 @@ def adopt_slurm() -> None:
         os.environ["LOCAL_WORLD_SIZE"] = os.environ["SLURM_NTASKS_PER_NODE"]
 
 
-def host_store(host: str = "127.0.0.1") -> tuple[object, dict[str, str]]:
-    """A store in this process, through which learners on this machine find each other, and the variables that say where.
+def host_store(host: str) -> tuple[object, tuple[str, int]]:
+    """A store in this process, through which groups of collectives form, and where it is.
 
-    Keep the first for as long as they run. A store in learner 0 would die with it.
+    Keep the first for as long as they do. A store in learner 0 would die with it. It knows no secret.
     """
-    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    return store, {"ROUNDELAY_STORE": f"{host}:{store.port}"}
+    listener = socket.create_server((host, 0))  # by itself a store would listen on all interfaces
+    port = listener.getsockname()[1]
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    return store, (host, port)
 
 
 def gather_bytes(mine: bytes, width: int) -> list[bytes]:

@@ -14,12 +14,12 @@ import torch
 from loopback import loopback, together
 
 from roundelay.training import checkpoint, rundir
+from roundelay.training.company import run_of
 from roundelay.training.config import Config
 from roundelay.training.desk import Desk
-from roundelay.training.recipes import resolve
+from roundelay.training.recipes import resolve, task_of
 from roundelay.training.rendezvous import Rendezvous, RendezvousServer
 from roundelay.training.trainer import Trainer
-from roundelay.training.worker import parties
 from roundelay.transport.base import Transport
 from roundelay.transport.security import Security
 from roundelay.transport.solo import SoloTransport
@@ -63,7 +63,7 @@ def run_in_threads(
         Security(secrets.token_bytes(32)),
         socket.create_server(("127.0.0.1", 0)),
     )
-    server = RendezvousServer(listener, security, Desk(size, parties(config, size, size), time.monotonic))
+    server = RendezvousServer(listener, security, Desk(time.monotonic))
     resumed = None if place is None else checkpoint.at(folder / "checkpoints", place)
     if place is not None:
         checkpoint.abandon_after(folder / "checkpoints", place)
@@ -71,9 +71,10 @@ def run_in_threads(
     def learn(rank: int, transport: Transport) -> Trainer:
         world = ThreadWorld(rank, size, transport)
         with Rendezvous(server.address, security) as line:
-            line.register(("", 0), rank)
+            line.register(run_of(config), ("", 0), rank)
             with _SEEDING:
-                trainer = Trainer(config, folder, world, line, world, elastic=False)  # type: ignore[arg-type]
+                task = task_of(config)
+                trainer = Trainer(config, folder, task, world, line=line, door=world, elastic=False)  # type: ignore[arg-type]
             prepare(trainer)
             trainer.finished = trainer.run(resumed)  # type: ignore[attr-defined]
             return trainer

@@ -30,19 +30,14 @@ class Bureau:
 
     def __init__(self, expected, parties=None, minimum=1):
         self.time, self.events, self.lines, self.numbers = 0.0, [], {}, {}
-        parties = range(expected) if parties is None else parties
-        self.desk = Desk(
-            expected,
-            list(parties),
-            lambda: self.time,
-            tell=self.events.append,
-            minimum=minimum,
-            info={"folder": "here"},
-        )
+        parties = list(range(expected) if parties is None else parties)
+        self.run = {"expected": expected, "parties": parties, "minimum": minimum}
+        self.desk = Desk(lambda: self.time, self.events.append, {"folder": "here"})
 
     def register(self, learner, generation=NEVER_FORMED, **more):
         line = self.lines[learner] = FakeLine()
         message = {"kind": "register", "n": 0, "id": learner, "address": ["host", 100], "generation": generation}
+        message["run"] = self.run
         self.desk.handle(line, message | more)
         return line
 
@@ -153,7 +148,8 @@ def test_a_patient_learner_waits_for_what_may_be_given_back():
 def test_a_joining_learner_gets_the_next_number_and_the_others_hear_of_it():
     bureau = formed(2)
     line = bureau.lines["new"] = FakeLine()
-    bureau.desk.handle(line, {"kind": "register", "n": 1, "id": None, "address": ["h", 1], "generation": NEVER_FORMED})
+    message = {"kind": "register", "n": 1, "id": None, "address": ["h", 1], "generation": NEVER_FORMED}
+    bureau.desk.handle(line, message | {"run": bureau.run})
     (answer,) = line.of("answer")
     assert (answer["id"], sorted(answer["living"])) == (2, ["0", "1", "2"])
     assert bureau.told() == [("joined", 2)]

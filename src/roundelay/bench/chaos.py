@@ -95,14 +95,15 @@ def check(config: Config, faults: Sequence[Fault]) -> None:
 def run(config: Config, faults: Sequence[Fault], folder: Path) -> dict[str, Any]:
     """Train undisturbed, then with faults; what they have cost."""
     check(config, faults)
-    audited = replace(config.metrics, every_s=EVERY_S, audit=True)
-    config = replace(config, metrics=audited, data=replace(config.data, sharding="dynamic"))
-    undisturbed = _run(config, (), folder / "undisturbed")
-    disturbed = _run(config, faults, folder / "disturbed")
+    undisturbed = once(config, (), folder / "undisturbed")
+    disturbed = once(config, faults, folder / "disturbed")
     return {"faults": [str(fault) for fault in faults], "undisturbed": undisturbed, "disturbed": disturbed}
 
 
-def _run(config: Config, faults: Sequence[Fault], folder: Path) -> dict[str, Any]:
+def once(config: Config, faults: Sequence[Fault], folder: Path) -> dict[str, Any]:
+    """Train with these faults; data are drawn from the shared cursor, so that what a lost learner leaves is not lost."""
+    audited = replace(config.metrics, every_s=EVERY_S, audit=True)
+    config = replace(config, metrics=audited, data=replace(config.data, sharding="dynamic"))
     rundir.begin(folder, config, "roundelay chaos")
     metrics = folder / rundir.METRICS
     code = Supervisor(config, folder, meanwhile=Disturber(faults, metrics)).run()

@@ -20,6 +20,8 @@ COMMANDS = {
     "topology": "spectral gap, cost and picture of a topology, or of all of them side by side",
     "advise": "which strategy on which topology suits a cluster, and why",
     "bench": "throughput of every strategy on this machine, against DDP and against no communication",
+    "chaos": "a run whose learners die, freeze and are joined, beside the same run undisturbed",
+    "rendezvous": "where learners of several machines meet",
     "simulate": "a recipe with virtual learners on a modelled network",
     "scaling": "predicted time per epoch and speed-up from 1 to 1024 learners",
     "corpus": "prepare, check and describe a speech corpus",

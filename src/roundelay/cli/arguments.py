@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roundelay.errors import UsageError
+
+if TYPE_CHECKING:
+    from roundelay.training.supervisor import Place
+    from roundelay.transport.security import Security
 
 PICTURES = (".svg", ".png", ".pdf")
 
@@ -76,3 +84,72 @@ def _scaled(text: str, unit: str, scale: dict[str, float], wanted: str) -> float
     if value == float("inf"):
         raise argparse.ArgumentTypeError(f"needs {wanted}, got '{text}', which is too large")
     return value
+
+
+def assignments(words: Iterable[str]) -> list[tuple[str, str]]:
+    """Keys and values of `--set KEY=VALUE`. Raises UsageError for anything else.
+
+    >>> assignments(["data.batch=64"])
+    [('data.batch', '64')]
+    """
+    pairs = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise UsageError(f"--set needs KEY=VALUE, such as data.batch=64, got '{word}'")
+        pairs.append((key.strip(), value.strip()))
+    return pairs
+
+
+def add_security(parser: argparse.ArgumentParser) -> None:
+    """Options of everything that listens."""
+    add = parser.add_argument
+    add("--host", metavar="ADDRESS", help="the interface to listen on (default: this machine only)")
+    add("--secret-file", type=Path, metavar="FILE", help="the run's secret, for learners on several machines")
+    add(
+        "--tls",
+        type=Path,
+        metavar="DIR",
+        help="encrypt everything with the certificate in DIR; it is made if there is none",
+    )
+    add(
+        "--open-collectives",
+        action="store_true",
+        help="let sums over all learners, which know no secret, use the interface too; adpsgd needs none",
+    )
+
+
+def place_of(args: argparse.Namespace, rendezvous: tuple[str, int] | None) -> Place:
+    """Where learners meet, and what they must know.
+
+    Raises UsageError if an interface is named without a secret that others can know.
+    """
+    from roundelay.training.supervisor import Place
+    from roundelay.training.worker import LOOPBACK
+
+    security = _security(args)
+    if security is None and (rendezvous is not None or args.host not in (None, LOOPBACK)):
+        raise UsageError(
+            "learners of other machines must know the run's secret: give --secret-file, or ROUNDELAY_SECRET in the environment"
+        )
+    security = security or Place.here().security
+    if args.tls is not None:
+        security = security.with_tls(args.tls)
+    return Place(security, rendezvous, args.host or LOOPBACK, args.open_collectives)
+
+
+def _security(args: argparse.Namespace) -> Security | None:
+    from roundelay.transport.security import LEAST_SECRET_BYTES, Security
+
+    if args.secret_file is None:
+        return Security.from_environment()
+    try:
+        secret = args.secret_file.read_bytes().strip()
+    except OSError as error:
+        raise UsageError(f"cannot read --secret-file '{args.secret_file}': {error.strerror}") from None
+    if len(secret) < LEAST_SECRET_BYTES:
+        raise UsageError(
+            f"--secret-file '{args.secret_file}' has {len(secret)} bytes; a secret needs at least {LEAST_SECRET_BYTES}, "
+            "such as `openssl rand -hex 32` gives"
+        )
+    return Security(secret)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roundelay.cli.arguments import positive_int
+from roundelay.cli.arguments import add_security, assignments, place_of, positive_int
 from roundelay.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,12 @@ _SHORT = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", help="a built-in one (tiny, ...), a .toml file, or a task as module:Class")
+    add(
+        "recipe",
+        metavar="RECIPE",
+        nargs="?",
+        help="a built-in one (tiny, ...), a .toml file, or a task as module:Class",
+    )
     add("--learners", metavar="N", help="how many")
     add("--strategy", metavar="S", help="adpsgd, dpsgd, allreduce, delay-by-one or delay-by-one-gradients")
     add("--topology", metavar="T", help="who averages with whom; see `roundelay topology compare`")
@@ -56,6 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SAMPLES",
         help="go on with the run in --out, from its newest checkpoint or the one after so many samples",
     )
+    add("--join", metavar="RUN", help="add a learner to a run under way: its directory, or HOST:PORT of its rendezvous")
+    add("--rendezvous", metavar="HOST:PORT", help="meet learners of other machines there; see `roundelay rendezvous`")
+    add("--here", type=positive_int, metavar="N", help="with --rendezvous: how many of the learners to start here")
+    add_security(parser)
     add("--show-config", action="store_true", help="print the resolved configuration as TOML, and start nothing")
 
 
@@ -66,6 +75,10 @@ def run(args: argparse.Namespace) -> int:
     from roundelay.training.config import to_toml
 
     adopt_slurm()
+    if args.join is not None:
+        return _join_run(args)
+    if args.recipe is None:
+        raise UsageError("train needs a RECIPE, such as tiny, or --join RUN")
     settings = _settings(args)
     if args.resume is not None:
         from roundelay.training import rundir
@@ -81,29 +94,79 @@ def run(args: argparse.Namespace) -> int:
     recipe = Path(args.recipe).stem.partition(":")[0]
     folder: Path = args.out or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    return _join(config, folder, args) if joined else _supervise(config, folder, args)
+    return _join_world(config, folder, args) if joined else _supervise(config, folder, args)
 
 
 def _settings(args: argparse.Namespace) -> list[tuple[str, str]]:
     settings = [(key, value) for name, key in _SHORT.items() if (value := getattr(args, name)) is not None]
-    for assignment in args.set:
-        key, equals, value = assignment.partition("=")
-        if not equals:
-            raise UsageError(f"--set needs KEY=VALUE, such as data.batch=64, got '{assignment}'")
-        settings.append((key.strip(), value.strip()))
-    return settings
+    return settings + assignments(args.set)
 
 
 def _supervise(config: Config, folder: Path, args: argparse.Namespace) -> int:
     from roundelay.training.supervisor import Supervisor
+    from roundelay.training.worker import parsed_address
 
-    place = _prepare(config, folder, args)
-    if args.resume is None:
-        print(f"run: {folder}", file=sys.stderr)
-    return Supervisor(config, folder, place).run()
+    place = place_of(args, None if args.rendezvous is None else parsed_address(args.rendezvous))
+    if args.rendezvous is None:
+        if args.here is not None:
+            raise UsageError("--here goes with --rendezvous; without one all learners are started here")
+        resumed = _prepare(config, folder, args)
+        if args.resume is None:
+            print(f"run: {folder}", file=sys.stderr)
+        return Supervisor(config, folder, resumed, place=place).run()
+    return Supervisor(
+        config, folder, _share(config, folder, args), place=place, numbers=_unnumbered(config, args)
+    ).run()
 
 
-def _join(config: Config, folder: Path, args: argparse.Namespace) -> int:
+def _unnumbered(config: Config, args: argparse.Namespace) -> list[int | None]:
+    here = args.here or config.learners
+    if here > config.learners:
+        raise UsageError(f"--here {here} is more than the {config.learners} learners of the run; see --learners")
+    return [None] * here
+
+
+def _share(config: Config, folder: Path, args: argparse.Namespace) -> int | None:
+    """A directory that all machines of a run see; whoever comes first begins it."""
+    from roundelay.training import recipes, rundir
+
+    if args.out is None:
+        raise UsageError("with --rendezvous --out must be given: one directory that all machines of the run see")
+    try:
+        return _prepare(config, folder, args)
+    except ConfigError:
+        if args.resume is None and recipes.resolve(rundir.table(folder)) == config:
+            return None  # another machine was faster
+        raise
+
+
+def _join_run(args: argparse.Namespace) -> int:
+    """A learner more for a run that is under way."""
+    from roundelay.training import recipes, rundir
+    from roundelay.training.rendezvous import Rendezvous
+    from roundelay.training.supervisor import Supervisor
+    from roundelay.training.worker import parsed_address
+
+    if Path(args.join).is_dir():
+        address, secret = rundir.read_rendezvous(Path(args.join))
+        os.environ.update(secret)
+    else:
+        address = args.join
+    place = place_of(args, parsed_address(address))
+    try:
+        with Rendezvous(parsed_address(address), place.security) as line:
+            told = line.ask_for_info()
+    except OSError as error:
+        raise UsageError(f"cannot join the run at {address}: {error}") from None
+    folder = args.out or Path(told.get("folder", ""))
+    config = recipes.resolve(rundir.table(folder))
+    if config.group_size != 1:
+        raise UsageError("a learner cannot join a run of super-learners: a group is one failure domain")
+    print(f"joining: {folder}", file=sys.stderr)
+    return Supervisor(config, folder, place=place, numbers=[None]).run()
+
+
+def _join_world(config: Config, folder: Path, args: argparse.Namespace) -> int:
     """As one of the learners that torchrun or Slurm has started."""
     import dataclasses
     import logging

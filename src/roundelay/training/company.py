@@ -20,7 +20,7 @@ from roundelay.membership.pulse import SILENT
 from roundelay.strategies import ADPSGD
 from roundelay.training.build import mixing_of
 from roundelay.training.config import Config
-from roundelay.training.desk import Address
+from roundelay.training.desk import Address, Run
 from roundelay.training.rendezvous import Rendezvous, Term
 from roundelay.training.state import Carried
 from roundelay.transport.base import LEFT, Transport
@@ -181,7 +181,7 @@ class Company:
 
     def rejoin(self) -> None:
         """The others went on without this learner: register again."""
-        self.term = self._line.register(self._door.open(), self.id)
+        self.term = self._line.register(run_of(self._config), self._door.open(), self.id)
 
     def meet(self, progress: Progress) -> int:
         """Form the next term of all that live; from which chunk on it trains."""
@@ -206,6 +206,13 @@ class Company:
     def gather(self, *, left: bool) -> Term:
         """At the end: all meet, and hear who has left the model."""
         return self._line.meet(self.term.membership.generation, left)
+
+
+def run_of(config: Config, local_size: int | None = None) -> Run:
+    """What the rendezvous must know of a run."""
+    size = config.learners
+    members = size if config.synchronous else config.group_size or local_size or size
+    return Run(size, tuple(learner // members for learner in range(size)), config.min_learners)
 
 
 def _unreachable(transport: Transport) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,6 +24,27 @@ NEVER_FORMED = -1
 
 Address = tuple[str, int]
 Tell = Callable[[Message], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all learners of a run say of it.
+
+    Attributes:
+        expected: how many learners begin together.
+        parties: of every learner, the number of its party: those which must end with the same step. One that joins later is
+            of the party if there is only one, else alone.
+        minimum: with fewer living learners the run is saved and stopped.
+    """
+
+    expected: int
+    parties: tuple[int, ...]
+    minimum: int = 1
+
+    @classmethod
+    def told(cls, message: Message) -> Run:
+        """From a registration."""
+        return cls(int(message["expected"]), tuple(map(int, message["parties"])), int(message["minimum"]))
 
 
 class Line(Protocol):
@@ -66,32 +87,18 @@ class Desk:
     """The state of a rendezvous.
 
     Args:
-        expected: how many learners begin together.
-        parties: of every learner, the number of its party: those which must end with the same step. One
-            that joins later is of the party if there is only one, else alone.
         now: the time.
-        tell: hears of events: died, dropped, left, joined, healed.
-        minimum: with fewer living learners the run is saved and stopped.
-        info: told to everyone who registers.
+        tell: hears of events: died, dropped, left, joined, healed, stopping.
+        info: told to everyone who asks.
     """
 
-    def __init__(
-        self,
-        expected: int,
-        parties: Sequence[int],
-        now: Callable[[], float],
-        *,
-        tell: Tell = lambda event: None,
-        minimum: int = 1,
-        info: Message | None = None,
-    ) -> None:
-        self._expected, self._minimum = expected, minimum
-        self._parties = list(parties)
+    def __init__(self, now: Callable[[], float], tell: Tell = lambda event: None, info: Message | None = None) -> None:
         self._now, self._tell = now, tell
         self.info = info or {}
+        self._run: Run | None = None
         self.generation = NEVER_FORMED
         self._members: dict[int, _Member] = {}
-        self._newest = expected - 1  # the largest number of a learner so far
+        self._newest = -1  # the largest number of a learner so far
         self._lines: dict[Line, int] = {}
         self._why_gone: dict[int, str] = {}
         self._pulse = Pulse(now)
@@ -116,6 +123,8 @@ class Desk:
         kind = message["kind"]
         if kind == "register":
             self._register(line, message)
+        elif kind == "info":
+            line.send(_answer(message, info=self.info))
         elif (learner := self._lines.get(line)) is not None:
             self._pulse.heard(learner)
             if kind == "healed":
@@ -159,6 +168,7 @@ class Desk:
     def _register(self, line: Line, message: Message) -> None:
         number = message["id"]
         known = int(message["generation"])
+        self._run = self._run or Run.told(message["run"])
         if NEVER_FORMED not in (self.generation, known) and number not in self._members:
             line.send(_answer(message, dropped=self._why_gone.get(number, "it was not heard of for too long")))
             return
@@ -179,7 +189,7 @@ class Desk:
         if joins:
             self._event("joined", learner, "")
             self._change(f"learner {learner} joined", but=learner)
-        elif self.generation == NEVER_FORMED and len(self._members) == self._expected:
+        elif self.generation == NEVER_FORMED and len(self._members) == self._run.expected:
             self.generation = 0
         self._recovering = self._recovering and any(member.line is None for member in self._members.values())
 
@@ -211,8 +221,9 @@ class Desk:
         unfinished = self._remove(learner)
         self._event(event, learner, reason, returned=len(unfinished))
         self._change(f"learner {learner} {event}: {reason}")
-        if 0 < len(self._members) < self._minimum and not self._stopping:
-            self._stopping = f"{len(self._members)} learners live, fewer than the {self._minimum} that the run needs"
+        minimum = self._run.minimum if self._run else 1
+        if 0 < len(self._members) < minimum and not self._stopping:
+            self._stopping = f"{len(self._members)} learners live, fewer than the {minimum} that the run needs"
             self._event("stopping", learner, self._stopping)
             self._to_all({"kind": "stop", "reason": self._stopping})
 
@@ -320,9 +331,10 @@ class Desk:
         return {"number": max(self._begun[member] for member in party & self._begun.keys())}
 
     def _party(self, learner: int) -> int:
-        if learner < len(self._parties):
-            return self._parties[learner]
-        return 0 if set(self._parties) == {0} else learner
+        parties = self._run.parties if self._run else ()
+        if learner < len(parties):
+            return parties[learner]
+        return 0 if set(parties) == {0} else learner
 
     def _settle_meeting(self) -> None:
         """All that live are here: they form the next generation, without those whom somebody here has lost."""

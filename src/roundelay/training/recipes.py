@@ -57,6 +57,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"'{path}' is no TOML: {error}") from None
 
 
+def task_of(config: Config) -> Task:
+    """The task that the configuration names, with its settings."""
+    return task_class(config.task)(config.settings, config.seed)
+
+
 def task_class(name: str) -> type[Task]:
     """The Task called `module:Class`; the working directory is searched, too.
 

@@ -16,14 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any
 
-from roundelay.errors import DroppedError, HandshakeError, LaunchError
+from roundelay.errors import DroppedError, HandshakeError, LaunchError, RendezvousLostError
 from roundelay.membership.members import Membership
 from roundelay.membership.pulse import BEAT_S, SILENCE_S, SILENT
-from roundelay.training.desk import NEVER_FORMED, Address, Desk, Tell
+from roundelay.training.desk import NEVER_FORMED, Address, Desk, Run
 from roundelay.training.messages import Message, MessageLine
 from roundelay.transport import wire
 from roundelay.transport.security import Security
@@ -32,7 +32,9 @@ from roundelay.transport.wire import Hello, Purpose
 log = logging.getLogger("roundelay")
 
 _RENDEZVOUS = 0  # the number it has in handshakes
-_ASKED_AGAIN = ("begin", "last_step", "mark", "meet")  # questions that wait until the rendezvous is back
+_ASKED_AGAIN = ("begin", "last_step", "mark", "meet")  # questions that wait until the rendezvous is back, for a while
+PATIENCE_S = 300.0  # with a rendezvous that is away, to train on
+STOPPING_S = 5.0  # the same, when the run is to stop anyway
 
 
 class RendezvousServer:
@@ -211,6 +213,7 @@ class Rendezvous:
         self.info: Message = {}
         self.term: Term | None = None
         self._mine: Address = ("", 0)
+        self._run_told: Message = {}
         self._total: int | None = None
         self._used: list[int] = []  # numbers drawn, or used before
         self._lock = threading.Lock()
@@ -218,7 +221,7 @@ class Rendezvous:
         self._count = 0
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._dropped: str | None = None
-        self._connected = False
+        self._connected, self._away_since = False, 0.0
         self._leaving = self._closing = False
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
@@ -236,10 +239,15 @@ class Rendezvous:
 
     # What a learner asks -----------------------------------------------------------------------------------------------------
 
-    def register(self, mine: Address, wanted: int | None) -> Term:
+    def ask_for_info(self) -> Message:
+        """What the rendezvous tells of the run, without taking part in it."""
+        info: Message = self._ask("info")["info"]
+        return info
+
+    def register(self, run: Run, mine: Address, wanted: int | None) -> Term:
         """Take part as learner `wanted`, or as a new one; waits until all that begin together are here."""
-        self._mine, self._dropped = mine, None
-        answer = self._ask("register", id=wanted, address=mine, generation=NEVER_FORMED)
+        self._run_told, self._mine, self._dropped = asdict(run), mine, None
+        answer = self._ask("register", id=wanted, address=mine, generation=NEVER_FORMED, run=self._run_told)
         self.id, self.info, self.term = int(answer["id"]), answer["info"], Term.of(answer)
         return self.term
 
@@ -271,11 +279,17 @@ class Rendezvous:
 
     def last_step(self, begun: int) -> int:
         """Having begun so many steps, how many to end with; waits until all of the same party have said how many they have."""
-        return int(self._ask("last_step", begun=begun)["number"])
+        try:
+            return int(self._ask("last_step", STOPPING_S, begun=begun)["number"])
+        except ConnectionError:
+            return begun
 
-    def mark(self) -> int:
+    def mark(self, otherwise: int) -> int:
         """Where the budget stood when the first learner asked this: one name for what all save when they stop."""
-        return int(self._ask("mark")["number"])
+        try:
+            return int(self._ask("mark", STOPPING_S)["number"])
+        except ConnectionError:
+            return otherwise
 
     def meet(
         self,
@@ -326,7 +340,8 @@ class Rendezvous:
         own = range(start + (place - start) % membership.size, self._total, membership.size)
         return next((number for number in own if number not in taken), None)
 
-    def _ask(self, kind: str, **content: Any) -> Message:  # noqa: ANN401
+    def _ask(self, kind: str, patience_s: float = PATIENCE_S, **content: Any) -> Message:  # noqa: ANN401
+        """The answer. Raises RendezvousLostError if it is away for too long, DroppedError if it knows us no more."""
         future: Future[Message] = Future()
         with self._lock:
             if self._dropped is not None:
@@ -337,10 +352,19 @@ class Rendezvous:
             message = {"kind": kind, "n": self._count} | content
             self._questions[self._count] = message, future
         self._tell(message)
-        answer = future.result()
+        answer = self._waited_for(future, patience_s)
         if "dropped" in answer:
             raise DroppedError(answer["dropped"])
         return answer
+
+    def _waited_for(self, future: Future[Message], patience_s: float) -> Message:
+        """However long it takes, as long as the rendezvous is there."""
+        while True:
+            try:
+                return future.result(timeout=BEAT_S)
+            except TimeoutError:
+                if not self._connected and time.monotonic() - self._away_since > patience_s:
+                    raise RendezvousLostError(f"the rendezvous has been away for {patience_s:g} s") from None
 
     def _tell(self, message: Message) -> None:
         self._outbox.put(message)
@@ -410,7 +434,7 @@ class Rendezvous:
     def _lost_line(self, error: OSError) -> None:
         """Go on without, and try to come back."""
         with self._lock:
-            self._connected = False
+            self._connected, self._away_since = False, time.monotonic()
         log.warning("learner %s has lost the rendezvous (%s) and goes on without it", self.id, error)
         self._fail_questions(lambda kind: kind not in _ASKED_AGAIN, ConnectionError("the rendezvous is away"))
         while not self._leaving:
@@ -434,6 +458,7 @@ class Rendezvous:
                 "n": self._count,
                 "id": self.id,
                 "address": self._mine,
+                "run": self._run_told,
                 "generation": membership.generation,
                 "living": {str(learner): addresses[learner] for learner in membership.living},
                 "total": self._total,
@@ -478,6 +503,3 @@ def open_listener(host: str, port: int = 0) -> socket.socket:
         return socket.create_server((host, port), backlog=128)
     except OSError as error:
         raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror}; name another interface or port") from None
-
-
-__all__ = ["Rendezvous", "RendezvousServer", "Tell", "Term", "open_listener"]

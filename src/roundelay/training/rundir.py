@@ -4,6 +4,7 @@ config.toml         the resolved configuration        machine.json    where, whe
 metrics.jsonl       see `metrics`                      logs/           what every learner said
 checkpoints/        see `checkpoint`                   results.json    at the end: the figures of the mean model
 model.safetensors   at the end: the mean model         config.json     and what is needed to build it again
+rendezvous.json     where learners meet, and the secret of the run; for its owner only
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from roundelay.errors import ConfigError
 from roundelay.training import checkpoint
 from roundelay.training.config import Config, to_toml
 from roundelay.training.recipes import as_table, read_toml
+from roundelay.transport.security import Security
 
 CONFIG, MACHINE, METRICS, RESULTS, MODEL = (
     "config.toml",
@@ -29,6 +31,7 @@ CONFIG, MACHINE, METRICS, RESULTS, MODEL = (
     "results.json",
     "model.safetensors",
 )
+RENDEZVOUS = "rendezvous.json"
 
 
 def begin(folder: Path, config: Config, command: str) -> None:
@@ -51,6 +54,24 @@ def _make(folder: Path) -> None:
             each.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make the folder '{folder}': {error.strerror}; choose another --out") from None
+
+
+def write_rendezvous(folder: Path, address: tuple[str, int], security: Security) -> None:
+    """Where the rendezvous of this run is, and what learners that join it must know."""
+    document = {"address": "{}:{}".format(*address)} | security.environment()
+    path = folder / RENDEZVOUS
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(document, file, indent=2)
+
+
+def read_rendezvous(folder: Path) -> tuple[str, dict[str, str]]:
+    """The address, and variables that tell the secret. Raises ConfigError if there is none."""
+    try:
+        document = json.loads((folder / RENDEZVOUS).read_text())
+        return document.pop("address"), {str(name): str(value) for name, value in document.items()}
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"'{folder}' has no run under way that can be joined: {error}") from None
 
 
 def table(folder: Path) -> dict[str, Any]:

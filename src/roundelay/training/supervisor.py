@@ -13,31 +13,56 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from roundelay.launch import host_store
 from roundelay.training import rundir
 from roundelay.training.config import Config
-from roundelay.training.desk import Desk
+from roundelay.training.desk import Address, Desk
 from roundelay.training.display import Display
 from roundelay.training.messages import Message
 from roundelay.training.metrics import JsonLines
 from roundelay.training.rendezvous import RendezvousServer, open_listener
-from roundelay.training.worker import ADDRESS, LOOPBACK, NUMBER, SECRET, parties
+from roundelay.training.worker import ADDRESS, HOST, LOOPBACK, NUMBER
 from roundelay.transport.security import Security
 
 LOOK_EVERY_S = 0.2
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where learners meet and listen.
+
+    Attributes:
+        security: what connections must prove to know.
+        rendezvous: where it is; without one the supervisor has it itself.
+        host: the interface on which everything here listens.
+        open_collectives: let sums over learners, which know no secret, go over that interface, too.
+    """
+
+    security: Security
+    rendezvous: Address | None = None
+    host: str = LOOPBACK
+    open_collectives: bool = False
+
+    @classmethod
+    def here(cls) -> Place:
+        """This machine, with a secret of its own."""
+        return cls(Security(secrets.token_bytes(32)))
+
+
 class Supervisor:
-    """Starts the learners of a run, shows what they do, passes signals on, and says how it ended.
+    """Starts learners on this machine, shows what they do, passes signals on, and says how it ended.
 
     Args:
         config: of the run.
         folder: of the run.
-        place: of the checkpoint to go on from.
+        resumed: the checkpoint to go on from.
+        place: where learners meet.
+        numbers: of the learners to start; None is one whose number the rendezvous will choose.
         meanwhile: called a few times a second while learners run, such as to disturb them.
     """
 
@@ -45,59 +70,74 @@ class Supervisor:
         self,
         config: Config,
         folder: Path,
-        place: int | None = None,
+        resumed: int | None = None,
+        *,
+        place: Place | None = None,
+        numbers: Sequence[int | None] | None = None,
         meanwhile: Callable[[Supervisor], None] = lambda supervisor: None,
     ) -> None:
-        self.config, self.folder, self._place, self._meanwhile = config, folder, place, meanwhile
+        self.config, self.folder, self._resumed, self._meanwhile = config, folder, resumed, meanwhile
+        self._place = place or Place.here()
+        self._numbers = list(range(config.learners) if numbers is None else numbers)
         self._running: set[int] = set()
         self._signals: list[int] = []
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._failed: dict[int, str] = {}
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._stopping = ""
+        self._server: RendezvousServer | None = None
+        self._address = self._place.rendezvous
 
     def run(self) -> int:
         """The exit code: 0 if the run was finished, 128 + signal if one stopped it, 1 if it failed."""
         results = self.folder / rundir.RESULTS
-        results.unlink(missing_ok=True)
-        secret, config = secrets.token_bytes(32), self.config
-        desk = Desk(
-            config.learners,
-            parties(config, config.learners, config.learners),
-            time.monotonic,
-            tell=self._events.put,
-            minimum=config.min_learners,
-        )
-        self._server = RendezvousServer(open_listener(LOOPBACK), Security(secret), desk)
-        store, environment = host_store() if config.collective else (None, {})
-        environment |= {ADDRESS: "{}:{}".format(*self._server.address), SECRET: secret.hex()}
-        self._environment = environment
+        store: object = None
+        if self._address is None:
+            results.unlink(missing_ok=True)
+            store = self._open_rendezvous()
         before = {number: signal.signal(number, self._asked) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            with Display(self.folder / rundir.METRICS, config.learners) as display:
-                for number in range(config.learners):
-                    self.start(number)
+            with Display(self.folder / rundir.METRICS, self.config.learners) as display:
+                for index, number in enumerate(self._numbers):
+                    self.start(index if number is None else number, chosen=number is not None)
                 self._watch(display)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
             self._kill()
-            self._server.close()
+            if self._server is not None:
+                self._server.close()
             del store
         return self._verdict(finished=results.exists())
 
-    def start(self, number: int) -> None:
-        """Start learner `number`, at the beginning or later."""
-        size = self.config.learners
+    def _open_rendezvous(self) -> object:
+        """Here, in this process; where it is stands in the run's directory, for learners that join later."""
+        info: Message = {"folder": str(self.folder.resolve())}
+        store: object = None
+        if self.config.collective:
+            store, info["store"] = host_store(LOOPBACK)
+        desk = Desk(time.monotonic, self._events.put, info)
+        self._server = RendezvousServer(open_listener(self._place.host), self._place.security, desk)
+        self._address = self._server.address
+        rundir.write_rendezvous(self.folder, self._address, self._place.security)
+        return store
+
+    def start(self, number: int, *, chosen: bool = True) -> None:
+        """Start a learner, at the beginning or later; if its number is not `chosen`, the rendezvous will choose another."""
+        assert self._address is not None
+        size = len(self._numbers)
         threads = max(1, len(os.sched_getaffinity(0)) // size)
         command = [sys.executable, "-m", "roundelay.training.worker", str(self.folder)]
-        command += [] if self._place is None else [str(self._place)]
-        own = {NUMBER: number, "LOCAL_RANK": number % size, "LOCAL_WORLD_SIZE": size}
-        own["OMP_NUM_THREADS"] = int(os.environ.get("OMP_NUM_THREADS", threads))
+        command += [] if self._resumed is None else [str(self._resumed)]
+        own = {"LOCAL_RANK": str(number % size), "LOCAL_WORLD_SIZE": str(size), HOST: self._place.host}
+        own[ADDRESS] = "{}:{}".format(*self._address)
+        own["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
+        if chosen:
+            own[NUMBER] = str(number)
         with (self.folder / "logs" / f"learner-{number}.log").open("ab") as log:
             self._processes[number] = subprocess.Popen(
                 command,
-                env=dict(os.environ) | self._environment | {name: str(value) for name, value in own.items()},
+                env=dict(os.environ) | self._place.security.environment() | own,
                 stdin=subprocess.PIPE,  # never written to: it closes when we are gone
                 stdout=log,
                 stderr=log,
@@ -138,7 +178,10 @@ class Supervisor:
         reason = f"{how}: {self._last_words(rank)}" if code > 0 else how
         self._failed[rank] = reason
         display.gone(rank, how)
-        self._server.died(rank, reason)
+        if self._server is not None:
+            self._server.died(rank, reason)
+        else:
+            display.say(f"learner {rank} died ({reason})")
 
     def _tell_events(self, display: Display) -> None:
         """To the terminal, and to the metrics."""
@@ -166,7 +209,7 @@ class Supervisor:
 
     def _verdict(self, *, finished: bool) -> int:
         say = sys.stderr.write
-        if finished:
+        if finished and not self._failed.keys() >= self._processes.keys():
             results = json.loads((self.folder / rundir.RESULTS).read_text())
             for split in ("valid", "test"):
                 figures = ", ".join(f"{name} {value:.4f}" for name, value in results[split].items())

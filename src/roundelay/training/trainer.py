@@ -29,11 +29,12 @@ from roundelay.training.data import Draw, Draws, batches
 from roundelay.training.judge import Judge
 from roundelay.training.metrics import JsonLines, Meter, Row, Sink, TensorBoard
 from roundelay.training.plan import Plan, Position
-from roundelay.training.recipes import as_table, task_class
+from roundelay.training.recipes import as_table
 from roundelay.training.rendezvous import Rendezvous
 from roundelay.training.schedule import Schedule
 from roundelay.training.state import Carried, Earlier, State, earlier, set_random_state, state_of
 from roundelay.training.stopping import StopRequest
+from roundelay.training.task import Task
 
 log = logging.getLogger("roundelay")
 
@@ -48,6 +49,7 @@ class Trainer:
     Args:
         config: of the run.
         folder: of the run.
+        task: of the run; to be made before the learner registers, for that may take long, and others count on it afterwards.
         world: who this learner is among those that begin.
         line: to the rendezvous, with which it has registered.
         door: to the others.
@@ -55,10 +57,18 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, folder: Path, world: World, line: Rendezvous, door: Door, *, elastic: bool = True
+        self,
+        config: Config,
+        folder: Path,
+        task: Task,
+        world: World,
+        *,
+        line: Rendezvous,
+        door: Door,
+        elastic: bool = True,
     ) -> None:
         self.config, self.folder, self.world, self.line, self._elastic = config, folder, world, line, elastic
-        self.task = task_class(config.task)(config.settings, config.seed)
+        self.task = task
         self.module = self.task.module().to(world.device)
         self.optimizer = optimizer_of(config.optimizer, self.task.parameter_groups(self.module))
         self.company = Company(config, line, door, Carried(self.module, self.optimizer))
@@ -316,7 +326,11 @@ class Trainer:
             set_random_state(state["random"])
 
     def _save_the_stop(self) -> None:
-        self._save(self.plan.number_of_step(self._position()) if self.plan.in_step else self.line.mark())
+        if self.plan.in_step:
+            number = self.plan.number_of_step(self._position())
+        else:
+            number = self.line.mark(otherwise=max(self._used, default=-1) + 1)
+        self._save(number)
 
     def _save_the_end(self) -> None:
         """A finished run leaves the mean model, and what it is worth."""

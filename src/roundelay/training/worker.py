@@ -14,20 +14,20 @@ from pathlib import Path
 
 import torch
 
-from roundelay.errors import RoundelayError
+from roundelay.errors import LaunchError, RoundelayError
 from roundelay.launch import World, gather_bytes
 from roundelay.training import checkpoint, rundir
+from roundelay.training.company import run_of
 from roundelay.training.config import Config
 from roundelay.training.desk import Address, Desk
 from roundelay.training.door import SocketDoor, WorldDoor
-from roundelay.training.recipes import read_toml, resolve
+from roundelay.training.recipes import read_toml, resolve, task_of
 from roundelay.training.rendezvous import Rendezvous, RendezvousServer, open_listener
 from roundelay.training.trainer import Trainer
 from roundelay.transport.security import Security
 
-# What the supervisor tells a learner: where the rendezvous is, what proves membership, which number it wants, where to listen.
-ADDRESS, SECRET, NUMBER, HOST = "ROUNDELAY_RENDEZVOUS", "ROUNDELAY_SECRET", "ROUNDELAY_LEARNER", "ROUNDELAY_HOST"
-STORE = "ROUNDELAY_STORE"  # where groups of collectives form, for strategies that have any
+# What the supervisor tells a learner, beside the secret: where the rendezvous is, which number it wants, where to listen.
+ADDRESS, NUMBER, HOST = "ROUNDELAY_RENDEZVOUS", "ROUNDELAY_LEARNER", "ROUNDELAY_HOST"
 LOOPBACK = "127.0.0.1"
 _ADDRESS_BYTES, _SECRET_BYTES = 64, 32
 
@@ -35,19 +35,26 @@ _ADDRESS_BYTES, _SECRET_BYTES = 64, 32
 def learn(folder: Path, place: int | None) -> bool:
     """As a learner that the supervisor has started; True if the run was finished."""
     config = resolve(read_toml(folder / rundir.CONFIG))
-    security = Security(bytes.fromhex(os.environ[SECRET]))
-    number, store = os.environ.get(NUMBER), os.environ.get(STORE)
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    host = os.environ.get(HOST, LOOPBACK)
-    door = SocketDoor(host, security, local_size, None if store is None else parsed_address(store))
+    security = Security.from_environment()
+    assert security is not None
+    task = task_of(config)  # before others count on this learner
+    number, local_size = os.environ.get(NUMBER), int(os.environ["LOCAL_WORLD_SIZE"])
     with Rendezvous(parsed_address(os.environ[ADDRESS]), security) as line:
-        living = line.register(door.open(), None if number is None else int(number)).membership
+        store = line.ask_for_info().get("store")
+        if config.collective and store is None:
+            raise LaunchError(
+                f"{config.strategy} sums over learners by Gloo or NCCL, which know no secret; this rendezvous does not allow "
+                "that: start it with --open-collectives in a network you trust, or use adpsgd"
+            )
+        door = SocketDoor(os.environ.get(HOST, LOOPBACK), security, local_size, store if config.collective else None)
+        living = line.register(run_of(config), door.open(), None if number is None else int(number)).membership
         assert line.id is not None
         joins = living.generation > 0
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        world = World(living.position(line.id), living.size, local_rank, min(local_size, living.size))
+        world = World(
+            living.position(line.id), living.size, int(os.environ["LOCAL_RANK"]), min(local_size, living.size)
+        )
         resumed = None if place is None or joins else checkpoint.at(folder / "checkpoints", place)
-        return Trainer(config, folder, world, line, door).run(resumed, joins=joins)
+        return Trainer(config, folder, task, world, line=line, door=door).run(resumed, joins=joins)
 
 
 def join(config: Config, folder: Path, world: World, place: int | None) -> bool:
@@ -59,23 +66,19 @@ def join(config: Config, folder: Path, world: World, place: int | None) -> bool:
     mine = f"{host}:{listener.getsockname()[1]}".encode() if listener else b""
     address = gather_bytes(mine, _ADDRESS_BYTES)[0].rstrip(b"\0").decode()
     if listener:
-        desk = Desk(world.size, parties(config, world.size, world.local_size), time.monotonic)
-        RendezvousServer(listener, security, desk)
+        RendezvousServer(listener, security, Desk(time.monotonic))
     resumed = None if place is None else checkpoint.at(folder / "checkpoints", place)
     with Rendezvous(parsed_address(address), security) as line:
-        line.register(("", 0), world.rank)
-        return Trainer(config, folder, world, line, WorldDoor(world), elastic=False).run(resumed)
-
-
-def parties(config: Config, size: int, local_size: int) -> list[int]:
-    """Of every learner, its party: those that end with the same step; all, or a group, or itself."""
-    members = size if config.synchronous else config.group_size or local_size
-    return [rank // members for rank in range(size)]
+        line.register(run_of(config, world.local_size), ("", 0), world.rank)
+        trainer = Trainer(config, folder, task_of(config), world, line=line, door=WorldDoor(world), elastic=False)
+        return trainer.run(resumed)
 
 
 def parsed_address(text: str) -> Address:
-    """HOST:PORT."""
-    host, port = text.rsplit(":", 1)
+    """HOST:PORT. Raises LaunchError for anything else."""
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdecimal()):
+        raise LaunchError(f"an address is HOST:PORT, such as 10.0.0.1:29400, got '{text}'")
     return host, int(port)
 
 

@@ -1,0 +1,80 @@
+"""`roundelay chaos`: a real run whose learners die, freeze, are slow and are joined, beside the same run undisturbed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from roundelay.cli.arguments import assignments
+
+FAULTS = ("kill", "freeze", "join")
+_SHORT = ("learners", "strategy", "topology", "seed")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="as for `roundelay train`")
+    add("--learners", metavar="N", help="how many begin")
+    add("--strategy", metavar="S", help="as for `roundelay train`")
+    add("--topology", metavar="T", help="as for `roundelay train`")
+    add("--seed", metavar="SEED", help="as for `roundelay train`")
+    add("--epochs", metavar="E", help="passes over the data")
+    add("--set", metavar="KEY=VALUE", action="append", default=[], help="any other field of the configuration")
+    repeated: dict[str, Any] = {"action": "append", "default": []}
+    add("--kill", metavar="LEARNER@TIME", **repeated, help="kill a learner so many seconds after the first step")
+    add("--freeze", metavar="LEARNER@TIME:DURATION", **repeated, help="stop a learner for a while")
+    add("--join", metavar="LEARNER@TIME", **repeated, help="start a learner more, or one again that was killed")
+    add("--slow", metavar="LEARNER:FACTOR", **repeated, help="make a learner slower, in both runs")
+    add("--out", type=Path, metavar="DIR", help="keep both runs here (default: runs/chaos-DATE-TIME)")
+    add("--json", action="store_true", help="print everything as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Both runs, and what the faults have cost."""
+    from roundelay.bench import chaos
+    from roundelay.training import recipes
+
+    settings = [(name, value) for name in _SHORT if (value := getattr(args, name)) is not None]
+    settings += [("budget.epochs", args.epochs)] if args.epochs else []
+    settings += [("slow", ",".join(args.slow))] if args.slow else []
+    settings += assignments(args.set)
+    config = recipes.resolve(recipes.table_of(args.recipe), settings)
+    faults = sorted(chaos.Fault.parsed(kind, text) for kind in FAULTS for text in getattr(args, kind))
+    folder = args.out or Path("runs") / f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
+    result = chaos.run(config, faults, folder)
+    if args.json:
+        print(json.dumps(result, indent=2))
+    else:
+        _print(result, folder)
+    return 0 if result["disturbed"]["finished"] else 1
+
+
+def _print(result: dict[str, Any], folder: Path) -> None:
+    disturbed, undisturbed = result["disturbed"], result["undisturbed"]
+    for event in disturbed["events"]:
+        who = "" if event["learner"] is None else f" learner {event['learner']}"
+        stalled = f"; the others stood still for {event['stalled_s']:.1f} s" if "stalled_s" in event else ""
+        seconds = f" within {event['seconds']:.2f} s" if "seconds" in event else ""
+        print(f"{event['elapsed_s']:8.1f} s  {event['event']}{who}{seconds}{stalled}  {event['reason']}")
+    print(f"{'':24}{'undisturbed':>14}{'with faults':>14}")
+    for name, value in _figures(undisturbed).items():
+        print(f"{name:24}{value:>14}{_figures(disturbed)[name]:>14}")
+    print(f"both runs: {folder}")
+
+
+def _figures(outcome: dict[str, Any]) -> dict[str, str]:
+    samples = outcome["samples"]
+    losses = {f"{split} loss": (outcome[split] or {}).get("loss") for split in ("valid", "test")}
+    return {
+        "finished": "yes" if outcome["finished"] else "no",
+        "seconds": "-" if outcome["elapsed_s"] is None else f"{outcome['elapsed_s']:.1f}",
+        **{name: "-" if loss is None else f"{loss:.4f}" for name, loss in losses.items()},
+        "chunks used once": f"{samples['once']:,}",
+        "more than once": f"{samples['more_than_once']:,}",
+        "never": f"{samples['never']:,}",
+        "imbalance of the sum": f"{outcome['balance']['relative']:.1e}",
+    }

@@ -1,0 +1,209 @@
+"""Real processes that die, freeze, come back and join: training goes on, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from roundelay.bench.chaos import Fault, once
+from roundelay.training.metrics import read_rows
+from roundelay.training.recipes import resolve, table_of
+
+PATIENCE_S = 150.0
+pytestmark = pytest.mark.timeout(PATIENCE_S + 60)
+
+
+def config_of(strategy="adpsgd", learners=4, epochs=30, **keys):
+    """The digits, at a pace that leaves time for faults."""
+    slow = ",".join(f"{learner}:12" for learner in range(learners))
+    settings = {"strategy": strategy, "learners": learners, "budget.epochs": epochs, "slow": slow} | keys
+    return resolve(table_of("tiny"), [(key, str(value)) for key, value in settings.items()])
+
+
+def faults(**kinds):
+    return [Fault.parsed(kind, text) for kind, texts in kinds.items() for text in texts]
+
+
+def told(outcome):
+    return [(event["event"], event["learner"]) for event in outcome["events"]]
+
+
+def assert_nothing_lost(outcome):
+    assert outcome["exit_code"] == 0
+    assert outcome["finished"]
+    assert outcome["samples"]["never"] == 0
+    assert outcome["test"]["accuracy"] > 0.9
+
+
+def test_without_faults_every_chunk_is_used_once_and_the_sum_is_conserved(tmp_path):
+    outcome = once(config_of(epochs=8), (), tmp_path / "run")
+    assert_nothing_lost(outcome)
+    assert outcome["events"] == []
+    assert outcome["samples"]["more_than_once"] == 0
+    assert abs(outcome["balance"]["relative"]) < 1e-5  # rounding of float32
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["dpsgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("allreduce", "delay-by-one", "adpsgd"))],
+)
+def test_survivors_of_a_killed_learner_re_form_and_finish(tmp_path, strategy):
+    outcome = once(config_of(strategy), faults(kill=["2@1"]), tmp_path / "run")
+    assert_nothing_lost(outcome)
+    assert told(outcome)[:2] == [("died", 2), ("healed", None)]
+    assert outcome["events"][1]["seconds"] < 5.0
+
+
+def test_a_frozen_learner_is_dropped_and_comes_back_when_it_wakes(tmp_path):
+    outcome = once(config_of(epochs=60), faults(freeze=["1@1:8"]), tmp_path / "run")
+    assert_nothing_lost(outcome)
+    assert told(outcome)[:4] == [("dropped", 1), ("healed", None), ("joined", 1), ("healed", None)]
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if row.get("learner") == 1]
+    back = next(event["elapsed_s"] for event in outcome["events"] if event["event"] == "joined")
+    assert any(row["kind"] == "learner" and row["elapsed_s"] > back for row in rows)  # it trains again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["adpsgd", "dpsgd"])
+def test_a_learner_that_is_started_again_takes_its_place(tmp_path, strategy):
+    outcome = once(config_of(strategy, epochs=150), faults(kill=["2@1"], join=["2@2"]), tmp_path / "run")
+    assert_nothing_lost(outcome)
+    assert [event for event in told(outcome) if event[0] != "healed"] == [("died", 2), ("joined", 2)]
+
+
+@pytest.mark.slow
+def test_three_of_eight_learners_die(tmp_path):
+    outcome = once(config_of(learners=8, epochs=60), faults(kill=["1@1", "4@2", "6@2"]), tmp_path / "run")
+    assert_nothing_lost(outcome)
+    assert sorted(event for event in told(outcome) if event[0] == "died") == [("died", 1), ("died", 4), ("died", 6)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_happens_a_run_ends_with_every_chunk_used(tmp_path, seed):
+    draw = random.Random(seed)
+    learners = draw.choice([3, 4, 5])
+    happening = []
+    for victim in draw.sample(range(learners), draw.randint(1, learners - 2)):
+        at = draw.uniform(0.5, 4.0)
+        if draw.random() < 0.5:
+            happening.append(Fault(at, victim, "freeze", draw.uniform(1.0, 9.0)))
+        else:
+            happening.append(Fault(at, victim, "kill"))
+            if draw.random() < 0.5:
+                happening.append(Fault(at + 1.0, victim, "join"))
+    strategy = draw.choice(["adpsgd", "adpsgd", "dpsgd"])
+    outcome = once(config_of(strategy, learners, epochs=80), happening, tmp_path / "run")
+    assert_nothing_lost(outcome)
+
+
+def test_with_too_few_learners_left_the_run_is_saved_and_stopped(tmp_path):
+    outcome = once(config_of(learners=3, min_learners=3), faults(kill=["0@1"]), tmp_path / "run")
+    assert outcome["exit_code"] == 1
+    assert not outcome["finished"]
+    (stopping,) = [event for event in outcome["events"] if event["event"] == "stopping"]
+    assert stopping["reason"] == "2 learners live, fewer than the 3 that the run needs"
+    saved = max((tmp_path / "run" / "checkpoints").glob("*/manifest.json"))
+    assert {each["learner"] for each in json.loads(saved.read_text())["files"]} >= {1, 2}
+
+
+class Command:
+    """`roundelay ...` in the background, ended with the block."""
+
+    def __init__(self, *words, **variables):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "roundelay", *map(str, words)],
+            env=os.environ | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.stdout.close()
+        self.process.wait()
+
+    def finished(self):
+        said, _ = self.process.communicate(timeout=PATIENCE_S)
+        assert self.process.returncode == 0, said
+        return said
+
+
+def wait_for(condition, what):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} in time"
+        time.sleep(0.1)
+
+
+def learners_of(folder):
+    path = folder / "metrics.jsonl"
+    return {row["learner"] for row in read_rows(path) if row["kind"] == "learner"} if path.exists() else set()
+
+
+def test_a_learner_joins_a_run_under_way_by_one_command(tmp_path):
+    folder = tmp_path / "run"
+    slow = "0:12,1:12"
+    with Command("train", "tiny", "--learners", 2, "--slow", slow, "--epochs", 80, "--out", folder) as training:
+        wait_for(lambda: learners_of(folder) == {0, 1}, "training")
+        with Command("train", "--join", folder) as joining:
+            wait_for(lambda: learners_of(folder) == {0, 1, 2}, "third learner")
+            assert "learner 2 joined; 3 live" in training.finished()
+            assert f"joining: {folder}" in joining.finished()
+    assert json.loads((folder / "results.json").read_text())["test"]["accuracy"] > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_rendezvous_that_is_killed_and_started_again_is_rebuilt_from_its_learners(tmp_path, tls):
+    folder, secret = tmp_path / "run", {"ROUNDELAY_SECRET": "5e" * 32}
+    more = ["--tls", tmp_path / "certificate"] if tls else []
+    with Command("rendezvous", "--port", 0, *more, **secret) as first:
+        address = re.fullmatch(r"rendezvous: (.*)\n", first.process.stdout.readline())[1]
+        port = address.rpartition(":")[2]
+        slow = "0:12,1:12,2:12"
+        options = ["--learners", 3, "--slow", slow, "--epochs", 80, "--out", folder, "--set", "data.sharding=dynamic"]
+        with Command("train", "tiny", *options, "--rendezvous", address, *more, **secret) as training:
+            wait_for(lambda: learners_of(folder) == {0, 1, 2}, "training")
+            first.process.kill()
+            first.process.wait()
+            steps = len((folder / "metrics.jsonl").read_text())
+            time.sleep(3)
+            assert len((folder / "metrics.jsonl").read_text()) > steps  # they go on without
+            with Command("rendezvous", "--port", port, *more, **secret):
+                training.finished()
+    said = "".join(path.read_text() for path in (folder / "logs").glob("*.log"))
+    assert said.count("has found the rendezvous again") == 3
+    assert json.loads((folder / "results.json").read_text())["test"]["accuracy"] > 0.9
+
+
+def test_a_stranger_cannot_join(tmp_path):
+    folder = tmp_path / "run"
+    with Command("train", "tiny", "--learners", 2, "--slow", "0:12,1:12", "--epochs", 30, "--out", folder) as training:
+        wait_for(lambda: learners_of(folder) == {0, 1}, "training")
+        address = json.loads((folder / "rendezvous.json").read_text())["address"]
+        stranger = Command("train", "--join", address, ROUNDELAY_SECRET="00" * 32)
+        with stranger:
+            said, _ = stranger.process.communicate(timeout=PATIENCE_S)
+        assert stranger.process.returncode == 2
+        assert "does not know this run's secret" in said or "cannot join" in said
+        training.finished()
+    assert learners_of(folder) == {0, 1}
+    assert (folder / "rendezvous.json").stat().st_mode & 0o077 == 0

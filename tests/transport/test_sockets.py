@@ -307,7 +307,7 @@ def test_a_reply_that_cannot_be_sent_is_undone():
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\xff" * 60, Header(Kind.CALL, 8).pack() + bytes(16), b"abc"], ids=["kind", "seal", "short"]
+    "garbage", [b"\xff" * 64, Header(Kind.CALL, 8).pack() + bytes(16), b"abc"], ids=["kind", "seal", "short"]
 )
 def test_garbage_on_a_lane_ends_that_connection_and_nothing_else(garbage, caplog):
     with loopback(2) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):

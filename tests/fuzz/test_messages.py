@@ -1,0 +1,237 @@
+"""Any bytes at all, where a message is expected: our own error and a closed connection, never a crash, never a hang."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import struct
+import threading
+
+import pytest
+import torch
+from hypothesis import example, given, settings, strategies as st
+from loopback import PATIENCE_S, loopback
+
+from roundelay.errors import HandshakeError, PeerLostError, RefusedError
+from roundelay.training.messages import Inbox, packed
+from roundelay.transport import wire
+from roundelay.transport.channel import Channel, Header, Kind
+from roundelay.transport.security import Security
+from roundelay.transport.watch import Event, Watch
+from roundelay.transport.wire import Hello, Purpose
+
+MANY = settings(max_examples=300)
+FEW = settings(max_examples=40)
+SECURITY = Security(b"s" * 32)
+KEYS = (b"a" * 32, b"b" * 32)
+
+
+@contextlib.contextmanager
+def pair():
+    a, b = socket.socketpair()
+    with a, b:
+        a.settimeout(PATIENCE_S)
+        b.settimeout(PATIENCE_S)
+        yield a, b
+
+
+# Handshakes ------------------------------------------------------------------------------------------------------------
+
+
+@MANY
+@given(st.binary(max_size=400) | st.binary(min_size=16, max_size=200).map(lambda data: wire.MAGIC + data))
+def test_any_answer_to_a_caller_is_an_error_of_the_connection(answer):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(1000):
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(ConnectionError):
+            wire.connect(listener.getsockname()[:2], Hello(0, Purpose.LANE, 1, bytes(16)), 1, SECURITY)
+        thread.join(PATIENCE_S)
+
+
+@MANY
+@given(st.binary(min_size=45, max_size=45), st.integers(0, 255))
+def test_any_call_of_who_knows_the_secret_is_accepted_or_an_error_of_the_connection(said, purpose):
+    call = bytearray(said)
+    call[8] = purpose
+    with pair() as (ours, theirs):
+        outcome: queue.Queue[object] = queue.Queue()
+
+        def answer():
+            try:
+                outcome.put(wire.accept(ours, 1, bytes(16), SECURITY)[1])
+            except Exception as error:
+                outcome.put(error)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        challenge = theirs.recv(24)
+        theirs.sendall(bytes(call) + wire._proof(SECURITY, b"caller", challenge + bytes(call)))
+        found = outcome.get(timeout=PATIENCE_S)
+        thread.join(PATIENCE_S)
+    assert isinstance(found, Hello | HandshakeError | OSError)
+
+
+# Lanes -----------------------------------------------------------------------------------------------------------------
+
+numbers = st.integers(0, 2**64 - 1)
+headers = st.builds(
+    lambda kind, fd, layout, round, nbytes, offset, checksum: struct.pack(
+        "!BxxxiI4xQQQ8s", kind, fd, layout, round, nbytes, offset, checksum
+    ),
+    st.integers(0, 9) | st.integers(0, 255),
+    st.integers(-(2**31), 2**31 - 1),
+    st.integers(0, 2**32 - 1),
+    numbers,
+    st.integers(0, 300) | numbers,
+    st.just(0) | numbers,
+    st.binary(min_size=8, max_size=8),
+)
+
+
+def seal(channel, packed_header):
+    channel.connection.sendall(packed_header + channel._outgoing.of(packed_header))
+
+
+@MANY
+@given(headers, st.binary(max_size=300))
+def test_any_answer_of_who_has_the_keys_is_one_of_our_errors_or_understood(header, payload):
+    with pair() as (a, b):
+        ours, theirs = (
+            Channel(end, Hello(rank, Purpose.LANE, 1, bytes(16), keys))
+            for end, rank, keys in ((a, 1, KEYS), (b, 0, KEYS[::-1]))
+        )
+        seal(theirs, header)
+        b.sendall(payload)
+        b.shutdown(socket.SHUT_WR)
+        try:
+            reply = ours.receive_answer(Kind.REPLY)
+            ours.receive_into(torch.empty(100, dtype=torch.uint8), reply)
+        except (ConnectionError, HandshakeError, PeerLostError, RefusedError):
+            pass
+
+
+@FEW
+@given(st.lists(headers, min_size=1, max_size=4), st.binary(max_size=300))
+@example([Header(Kind.CALL, 200, shared_fd=0).pack()], b"")
+@example([Header(Kind.CALL, 0).pack()], b"")
+def test_a_member_that_lies_about_calls_changes_nothing_for_the_others(lies, payload):
+    """Swaps and states aside, which are a matter of the strategy: whoever lies about those is believed."""
+    with running() as (learner, other):
+        with liar(learner) as lane, contextlib.suppress(OSError):
+            for lie in lies:
+                if lie[0] not in {Kind.SWAP, Kind.STATE}:
+                    seal(lane, lie)
+            lane.connection.sendall(payload)
+            lane.connection.shutdown(socket.SHUT_WR)
+            while lane.connection.recv(4096):
+                pass
+        buffer = other.allocate(64).fill_(1)
+        other.call(0, buffer).result(PATIENCE_S)
+        assert (buffer == 2).all()
+        learner.check()
+
+
+_WORLD: list[object] = []
+
+
+@contextlib.contextmanager
+def running():
+    """Two learners, the same for all examples."""
+    if not _WORLD:
+        stack = contextlib.ExitStack()
+        transports = stack.enter_context(loopback(2))
+        transports[0].serve(add_one)
+        _WORLD.extend((stack, transports))
+    yield _WORLD[1]
+
+
+def add_one(peer, buffer):
+    if peer == 1 and buffer.nbytes == 64:
+        buffer.add_(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _end():
+    yield
+    if _WORLD:
+        _WORLD[0].close()
+        _WORLD.clear()
+
+
+@contextlib.contextmanager
+def liar(learner):
+    hello = Hello(7, Purpose.LANE, os.getpid(), bytes(16))
+    lane = Channel(*wire.connect(learner._listener.getsockname()[:2], hello, learner.rank, learner._security))
+    lane.connection.settimeout(PATIENCE_S)
+    with lane.connection:
+        yield lane
+
+
+# Heartbeats and the rendezvous -----------------------------------------------------------------------------------------
+
+
+@FEW
+@given(st.binary(min_size=1, max_size=100) | st.binary(max_size=30).map(lambda data: b"..F" + data))
+@example(b"G\xff\xff")
+@example(b"G\x00\x02\xff\xfe")
+@example(b"F" * 100)
+def test_any_bytes_on_a_watch_end_that_line_at_most_and_another_goes_on(data):
+    news: queue.Queue[tuple[Event, int, str]] = queue.Queue()
+    watch = Watch(lambda event, peer, reason: news.put((event, peer, reason)))
+    try:
+        with pair() as (bad, stranger), pair() as (good, friend):
+            watch.add(1, bad)
+            watch.add(2, good)
+            stranger.sendall(data)
+            stranger.shutdown(socket.SHUT_WR)
+            told = news.get(timeout=PATIENCE_S)
+            while told[0] == Event.FINISHED:
+                told = news.get(timeout=PATIENCE_S)
+            assert told[1] == 1
+            assert told[0] in {Event.LOST, Event.LEFT}
+            friend.sendall(b"F")
+            assert news.get(timeout=PATIENCE_S)[:2] == (Event.FINISHED, 2)
+    finally:
+        watch.close()
+
+
+messages = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3).map(
+    lambda more: more | {"kind": "beat"}
+)
+
+
+def read(data, cuts):
+    inbox, found = Inbox(), []
+    try:
+        for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+            found += inbox.feed(data[start:end])
+    except HandshakeError:
+        found.append("refused")
+    return found
+
+
+@MANY
+@given(st.lists(messages, max_size=3), st.binary(max_size=60), st.lists(st.floats(0, 1), max_size=4))
+@example([], struct.pack("!I", 2**32 - 1), [])
+@example([], struct.pack("!I", 100_000) + b"[" * 100_000, [])
+@example([], struct.pack("!I", 12) + b'{"kind":NaN}', [])
+def test_the_rendezvous_reads_what_was_sent_and_refuses_the_rest_however_it_is_cut(sent, garbage, places):
+    stream = b"".join(map(packed, sent)) + garbage
+    cuts = sorted(int(place * len(stream)) for place in places)
+    found = read(stream, cuts)
+    understood = [each for each in found if each != "refused"]
+    assert understood == sent[: len(understood)]
+    assert garbage or found == sent
+    assert "refused" not in found[:-1], "nothing is read after what was refused"

@@ -41,6 +41,10 @@ class Bureau:
         self.desk.handle(line, message | more)
         return line
 
+    def join(self, learner):
+        self.register(learner)
+        self.desk.handle(self.lines[learner], {"kind": "arrived"})
+
     def ask(self, learner, kind, **content):
         """The number of the question, whose answer may come later."""
         number = self.numbers[learner] = self.numbers.get(learner, 0) + 1
@@ -151,14 +155,36 @@ def test_a_joining_learner_gets_the_next_number_and_the_others_hear_of_it():
     message = {"kind": "register", "n": 1, "id": None, "address": ["h", 1], "generation": NEVER_FORMED}
     bureau.desk.handle(line, message | {"run": bureau.run})
     (answer,) = line.of("answer")
-    assert (answer["id"], sorted(answer["living"])) == (2, ["0", "1", "2"])
+    assert (answer["id"], sorted(answer["living"]), answer["joins"]) == (2, ["0", "1", "2"], True)
+    assert bureau.told() == []  # it may still take a while
+    bureau.desk.handle(line, {"kind": "arrived"})
     assert bureau.told() == [("joined", 2)]
     assert sorted(bureau.lines[0].of("membership")[0]["living"]) == ["0", "1", "2"]
 
 
+def test_who_joins_a_meeting_of_synchronous_learners_arrives_by_meeting():
+    bureau = formed(2)
+    bureau.register(5)
+    question = bureau.ask(5, "meet", address=["host", 7], value="new", lost=[], generation=0)
+    assert bureau.told() == [("joined", 5)]
+    assert bureau.lines[0].of("membership")  # which has the others meet, too
+    for learner in (0, 1):
+        bureau.ask(learner, "meet", address=["host", 7], value="old", lost=[], generation=0)
+    assert bureau.answer(5, question)["values"] == {"0": "old", "1": "old", "5": "new"}
+
+
+def test_who_is_lost_before_it_arrives_was_never_there():
+    bureau = formed(2)
+    bureau.register(5)
+    bureau.desk.closed(bureau.lines[5])
+    bureau.wait(SILENCE_S + 2 * BEAT_S, beating=(0, 1))
+    assert bureau.told() == []
+    assert bureau.desk.living == [0, 1]
+
+
 def test_a_learner_that_is_started_again_before_its_death_was_noticed_takes_its_own_place():
     bureau = formed(2)
-    bureau.register(1)
+    bureau.join(1)
     assert bureau.told() == [("died", 1), ("joined", 1)]
     assert bureau.desk.living == [0, 1]
 
@@ -210,7 +236,7 @@ def test_of_two_living_learners_that_cannot_reach_each_other_one_goes():
 def test_nobody_is_blamed_for_what_its_forerunner_did():
     bureau = formed(2)
     bureau.desk.died(1, "killed")
-    bureau.register(1)
+    bureau.join(1)
     question = bureau.ask(0, "meet", address=["host", 7], value=None, lost=[1], generation=0)
     bureau.ask(1, "meet", address=["host", 7], value=None, lost=[], generation=2)
     assert sorted(bureau.answer(0, question)["living"]) == ["0", "1"]
@@ -298,7 +324,7 @@ def test_whatever_happens_every_number_is_done_and_generations_grow(events, tota
         learner = active[which % len(active)] if active else None
         if event == "join" and len(bureau.desk.living) < 6:
             number = max([*asked, 2]) + 1
-            bureau.register(number)
+            bureau.join(number)
             asked[number] = 0
         elif learner is None:
             continue

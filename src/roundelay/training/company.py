@@ -142,6 +142,9 @@ class Company:
         if isinstance(learner.strategy, ADPSGD) and isinstance(learner.transport, SocketTransport):
             learner.transport.offer(self._live)
         self._line.on_term = self._changed
+        if self._line.joins and not self.synchronous:  # synchronous ones have met
+            self._line.joins = False
+            self._line.arrived()
         newest = self._line.term
         assert newest is not None
         if newest.membership.generation > self.term.membership.generation:

@@ -98,6 +98,7 @@ class Desk:
         self._run: Run | None = None
         self.generation = NEVER_FORMED
         self._members: dict[int, _Member] = {}
+        self._arriving: dict[int, _Member] = {}  # those that join, until they are ready
         self._newest = -1  # the largest number of a learner so far
         self._lines: dict[Line, int] = {}
         self._why_gone: dict[int, str] = {}
@@ -127,12 +128,14 @@ class Desk:
             line.send(_answer(message, info=self.info))
         elif (learner := self._lines.get(line)) is not None:
             self._pulse.heard(learner)
-            if kind == "healed":
+            if learner in self._arriving and kind in ("arrived", "meet"):
+                self._arrive(learner)
+            if kind == "healed" and learner in self._members:
                 self._members[learner].healed = int(message["generation"])
                 self._check_healed()
             elif kind == "bye":
-                self._drop(learner, "died", message["failure"]) if message["failure"] else self._leave(learner)
-            elif kind != "beat":
+                self._say_goodbye(learner, message["failure"])
+            elif kind not in ("beat", "arrived", "healed"):
                 if kind == "last_step":
                     self._begun[learner] = int(message["begun"])
                 self._questions.append(_Question(line, learner, message))
@@ -142,7 +145,10 @@ class Desk:
         """A connection broke; its learner may come back on another."""
         learner = self._lines.pop(line, None)
         self._questions = [question for question in self._questions if question.line is not line]
-        if learner is not None and learner in self._members:
+        if learner in self._arriving:
+            del self._arriving[learner]
+            self._pulse.forget(learner)
+        elif learner is not None and learner in self._members:
             self._members[learner].line, self._members[learner].away_since = None, self._now()
             self._pulse.forget(learner)
 
@@ -151,16 +157,23 @@ class Desk:
         if learner in self._members:
             self._drop(learner, "died", reason)
             self._settle()
+        elif learner in self._arriving:
+            self._arriving[learner].line.hang_up()  # type: ignore[union-attr]
 
     def tick(self) -> None:
         """To be called about once a heartbeat: beat, and drop who is silent or has been away for too long."""
         for learner in self._pulse.silent():
-            self._drop(learner, "dropped", SILENT)
+            if learner in self._arriving:
+                self._arriving[learner].line.hang_up()  # type: ignore[union-attr]
+            else:
+                self._drop(learner, "dropped", SILENT)
         now = self._now()
         for learner, member in list(self._members.items()):
             if member.line is None and now - member.away_since > AWAY_S:
                 self._drop(learner, "died", f"its connection broke and it did not come back within {AWAY_S:g} s")
-        self._to_all({"kind": "beat"})
+        for member in [*self._members.values(), *self._arriving.values()]:
+            if member.line is not None:
+                member.line.send({"kind": "beat"})
         self._settle()
 
     # Membership ------------------------------------------------------------------------------------------------------------
@@ -182,24 +195,29 @@ class Desk:
         self._newest = max(self._newest, learner)
         if self.generation == NEVER_FORMED and known != NEVER_FORMED:
             self._recover(message, known)
-        self._attach(learner, line, (str(message["address"][0]), int(message["address"][1])))
+        host, port = message["address"]
+        self._attach(self._arriving if joins else self._members, learner, line, (str(host), int(port)))
         if self._cursor is not None:
             self._cursor.use(message.get("used", ()))
         self._questions.append(_Question(line, learner, message))
-        if joins:
-            self._event("joined", learner, "")
-            self._change(f"learner {learner} joined", but=learner)
-        elif self.generation == NEVER_FORMED and len(self._members) == self._run.expected:
+        if not joins and self.generation == NEVER_FORMED and len(self._members) == self._run.expected:
             self.generation = 0
         self._recovering = self._recovering and any(member.line is None for member in self._members.values())
 
-    def _attach(self, learner: int, line: Line, address: Address) -> None:
-        if (before := self._members.get(learner)) and before.line is not None:
+    def _attach(self, where: dict[int, _Member], learner: int, line: Line, address: Address) -> None:
+        if (before := where.get(learner)) and before.line is not None and before.line is not line:
             self._lines.pop(before.line, None)
             before.line.hang_up()
-        self._members[learner] = _Member(address, line, since=self.generation)
+        where[learner] = _Member(address, line)
         self._lines[line] = learner
         self._pulse.heard(learner)
+
+    def _arrive(self, learner: int) -> None:
+        """A learner that joins is ready for the others, who hear of it only now."""
+        member = self._members[learner] = self._arriving.pop(learner)
+        self._event("joined", learner, "")
+        self._change(f"learner {learner} joined")
+        member.since = self.generation
 
     def _recover(self, message: Message, known: int) -> None:
         """This rendezvous was started anew in a running training: the first learner to come back tells who is there."""
@@ -211,10 +229,16 @@ class Desk:
         if message.get("total") is not None:
             self._cursor = Cursor(int(message["total"]), message.get("used", ()))
 
-    def _leave(self, learner: int) -> None:
-        self._remove(learner)
-        self._event("left", learner, "")
-        self._change("")
+    def _say_goodbye(self, learner: int, failure: str) -> None:
+        if learner in self._arriving:
+            self._event("died", learner, failure)
+            self._arriving[learner].line.hang_up()  # type: ignore[union-attr]
+        elif failure:
+            self._drop(learner, "died", failure)
+        else:
+            self._remove(learner)
+            self._event("left", learner, "")
+            self._change("")
 
     def _drop(self, learner: int, event: str, reason: str) -> None:
         self._why_gone[learner] = reason
@@ -238,15 +262,13 @@ class Desk:
         groups = self._draws_for.pop(learner, set())
         return [number for group in groups for number in self._cursor.give_back(group)] if self._cursor else []
 
-    def _change(self, reason: str, but: int | None = None) -> None:
-        """The next generation: everyone hears of it, but the one that is answered anyway."""
+    def _change(self, reason: str) -> None:
+        """The next generation: everyone hears of it."""
         self.generation += 1
         if reason:
             self._wound = self._wound or _Wound(self._now())
             self._wound.reasons.append(reason)
-        for learner, member in self._members.items():
-            if learner != but and member.line is not None:
-                member.line.send({"kind": "membership", "reason": reason} | self._term())
+        self._to_all({"kind": "membership", "reason": reason} | self._term())
         self._check_healed()
 
     def _check_healed(self) -> None:
@@ -298,7 +320,11 @@ class Desk:
     def _registered(self, question: _Question) -> Message | None:
         if self.generation == NEVER_FORMED:
             return None
-        return self._term() | {"id": question.learner, "info": self.info}
+        answer = self._term() | {"id": question.learner, "info": self.info, "joins": False}
+        if (arriving := self._arriving.get(question.learner)) is not None:
+            answer["living"][str(question.learner)] = arriving.address
+            answer["joins"] = True
+        return answer
 
     def _begin(self, question: _Question) -> Message:
         total, used = int(question.message["total"]), question.message["used"]

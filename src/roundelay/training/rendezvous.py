@@ -211,6 +211,7 @@ class Rendezvous:
         self.on_term, self.on_stop = on_term, on_stop
         self.id: int | None = None
         self.info: Message = {}
+        self.joins = False  # the others are under way, and hear of this learner when it has arrived
         self.term: Term | None = None
         self._mine: Address = ("", 0)
         self._run_told: Message = {}
@@ -249,6 +250,7 @@ class Rendezvous:
         self._run_told, self._mine, self._dropped = asdict(run), mine, None
         answer = self._ask("register", id=wanted, address=mine, generation=NEVER_FORMED, run=self._run_told)
         self.id, self.info, self.term = int(answer["id"]), answer["info"], Term.of(answer)
+        self.joins = bool(answer["joins"])
         return self.term
 
     def begin(self, total: int, used: Sequence[int]) -> None:
@@ -310,6 +312,10 @@ class Rendezvous:
         answer = self._ask("meet", value=value, lost=list(lost), generation=generation, address=self._mine)
         self.term = Term.of(answer)
         return self.term
+
+    def arrived(self) -> None:
+        """This learner, which joins, is ready for the others."""
+        self._tell({"kind": "arrived"})
 
     def healed(self) -> None:
         """This learner goes on with the newest membership."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import queue
 import secrets
 import signal
@@ -83,6 +84,7 @@ class Supervisor:
         self._signals: list[int] = []
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._failed: dict[int, str] = {}
+        self._logs: dict[int, Path] = {}
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._stopping = ""
         self._server: RendezvousServer | None = None
@@ -134,7 +136,8 @@ class Supervisor:
         own["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
         if chosen:
             own[NUMBER] = str(number)
-        with (self.folder / "logs" / f"learner-{number}.log").open("ab") as log:
+        self._logs[number] = self.folder / "logs" / (f"learner-{number}.log" if chosen else f"{_stamp()}-{number}.log")
+        with self._logs[number].open("ab") as log:
             self._processes[number] = subprocess.Popen(
                 command,
                 env=dict(os.environ) | self._place.security.environment() | own,
@@ -196,7 +199,7 @@ class Supervisor:
                 display.say(_sentence(event))
 
     def _last_words(self, rank: int) -> str:
-        lines = (self.folder / "logs" / f"learner-{rank}.log").read_text(errors="replace").splitlines()
+        lines = self._logs[rank].read_text(errors="replace").splitlines()
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
     def _kill(self) -> None:
@@ -229,6 +232,11 @@ class Supervisor:
         if any((self.folder / "checkpoints").glob("*/manifest.json")):
             say(f"go on from the last checkpoint with:\n  {rundir.resume_command()}\n")
         return 128 + self._signals[0] if self._signals else 1
+
+
+def _stamp() -> str:
+    """For the logs of learners that do not know their number yet."""
+    return f"{platform.node()}-{os.getpid()}"
 
 
 def _sentence(event: Message) -> str:

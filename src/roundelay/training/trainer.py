@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from roundelay.errors import DivergedError, DroppedError, MembershipChangedError, PeerLostError
 from roundelay.launch import World
 from roundelay.learner import Learner
+from roundelay.membership.pulse import BEAT_S
 from roundelay.training.audit import Audit
 from roundelay.training.build import optimizer_of, strategy_of
 from roundelay.training.checkpoint import Checkpoint, Checkpoints, complete, write_whole
@@ -239,7 +240,7 @@ class Trainer:
         loss = self.task.loss(self.module, batch)
         loss.backward()
         if self._slowness > 1:
-            time.sleep((self._slowness - 1) * (time.perf_counter() - self.learner.waited_s - began))
+            self._dawdle((self._slowness - 1) * (time.perf_counter() - self.learner.waited_s - began))
         self._guard(loss)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -252,6 +253,13 @@ class Trainer:
         if self._audit:
             self._audit.used(draw.chunk)
         self._meter.add(self._loss, samples)
+
+    def _dawdle(self, seconds: float) -> None:
+        """Be slow; but not when the others have gone on without this learner."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, BEAT_S))
+            self.line.check()
 
     def _guard(self, loss: Tensor) -> None:
         """Clip; without a finite gradient the step only mixes.

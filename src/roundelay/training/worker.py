@@ -46,15 +46,14 @@ def learn(folder: Path, place: int | None) -> bool:
                 f"{config.strategy} sums over learners by Gloo or NCCL, which know no secret; this rendezvous does not allow "
                 "that: start it with --open-collectives in a network you trust, or use adpsgd"
             )
-        door = SocketDoor(os.environ.get(HOST, LOOPBACK), security, local_size, store if config.collective else None)
+        host = os.environ.get(HOST, LOOPBACK)
+        door = SocketDoor(host, security, local_size, store if config.collective else None)
         living = line.register(run_of(config), door.open(), None if number is None else int(number)).membership
         assert line.id is not None
-        joins = living.generation > 0
-        world = World(
-            living.position(line.id), living.size, int(os.environ["LOCAL_RANK"]), min(local_size, living.size)
-        )
-        resumed = None if place is None or joins else checkpoint.at(folder / "checkpoints", place)
-        return Trainer(config, folder, task, world, line=line, door=door).run(resumed, joins=joins)
+        here = living.size if host == LOOPBACK else min(local_size, living.size)
+        world = World(living.position(line.id), living.size, int(os.environ["LOCAL_RANK"]), here)
+        resumed = None if place is None or line.joins else checkpoint.at(folder / "checkpoints", place)
+        return Trainer(config, folder, task, world, line=line, door=door).run(resumed, joins=line.joins)
 
 
 def join(config: Config, folder: Path, world: World, place: int | None) -> bool:

@@ -110,5 +110,7 @@ def test_a_flat_start_needs_no_alignments(speech):
     start = flat_start(speech.features, texts, speech.lexicon, speech.tying)
     phone = speech.tying.phone_of_state
     agree = [np.mean(phone[start.alignments.labels[name]] == phone[labels]) for name, labels in speech.labels.items()]
-    assert np.mean(agree) > 0.75
+    # 0.81 of all frames, 0.83 when boundaries are moved by one: given times are an aligner's, too. Even Gaussians that were
+    # trained on them find only some more of them again (above).
+    assert np.mean(agree) > 0.78
     assert speech.wer(start.alignments.labels, speech.tying) < speech.wer(speech.labels, speech.tying) + 0.05

@@ -49,6 +49,26 @@ class MemoryNetwork:
         self.clock.call_later(at - now + SILENCE_S, lambda: self.transports[a].lose(b, reason))
         self.clock.call_later(at - now + SILENCE_S, lambda: self.transports[b].lose(a, reason))
 
+    def mend(self, a: int, b: int, at: float) -> None:
+        """The link between `a` and `b` carries again from time `at`, and both find each other anew."""
+
+        def mended() -> None:
+            self._cut.discard(frozenset((a, b)))
+            self.transports[a].admit(b)
+            self.transports[b].admit(a)
+
+        self.clock.call_later(at - self.clock.now(), mended)
+
+    def add(self) -> MemoryTransport:
+        """A learner more; the others may call it from now on."""
+        new = MemoryTransport(self.size, self)
+        for other in self.transports:
+            if other.gone:
+                new.lose(other.rank, LEFT if other.left else "its process ended")
+        self.transports.append(new)
+        self.size += 1
+        return new
+
     def lose(self, rank: int, reason: str) -> None:
         """Take `rank` off the network and tell the others; one that has left in order cannot die any more."""
         if self.transports[rank].gone:
@@ -160,6 +180,10 @@ class MemoryTransport(Transport):
                 future.set_exception(PeerLostError(peer, reason))
         self._tell_lost(peer, reason)
         self._check_finished()
+
+    def admit(self, peer: int) -> None:
+        """`peer` can be reached again."""
+        self._lost.pop(peer, None)
 
     def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:
         """Send copies now; what has come early for this round is taken from the shelf."""

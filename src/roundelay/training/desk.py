@@ -23,6 +23,20 @@ AWAY_S = 2.0  # a learner whose connection broke has so long to come back
 NEVER_FORMED = -1
 
 Address = tuple[str, int]
+
+# What a message of each kind must have, and as what.
+_FIELDS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "begin": {"total": int, "used": list},
+    "draw": {"group": int, "index": int, "done": int, "patient": bool},
+    "last_step": {"begun": int},
+    "mark": {},
+    "meet": {
+        "value": lambda value: value,
+        "lost": lambda lost: list(map(int, lost)),
+        "generation": int,
+        "address": lambda address: (str(address[0]), int(address[1])),
+    },
+}
 Tell = Callable[[Message], None]
 
 
@@ -135,10 +149,13 @@ class Desk:
                 self._check_healed()
             elif kind == "bye":
                 self._say_goodbye(learner, message["failure"])
-            elif kind not in ("beat", "arrived", "healed"):
+            elif kind in _FIELDS:
+                question = {name: meant(message[name]) for name, meant in _FIELDS[kind].items()}
                 if kind == "last_step":
-                    self._begun[learner] = int(message["begun"])
-                self._questions.append(_Question(line, learner, message))
+                    self._begun[learner] = question["begun"]
+                self._questions.append(_Question(line, learner, {"kind": kind, "n": int(message["n"])} | question))
+            elif kind not in ("beat", "arrived", "healed"):
+                raise ValueError(f"no learner sends '{kind}'")
         self._settle()
 
     def closed(self, line: Line) -> None:
@@ -179,11 +196,17 @@ class Desk:
     # Membership ------------------------------------------------------------------------------------------------------------
 
     def _register(self, line: Line, message: Message) -> None:
-        number = message["id"]
-        known = int(message["generation"])
+        number = None if message["id"] is None else int(message["id"])
+        known, (host, port) = int(message["generation"]), message["address"]
+        message = message | {"n": int(message["n"]), "address": (str(host), int(port))}
         self._run = self._run or Run.told(message["run"])
         if NEVER_FORMED not in (self.generation, known) and number not in self._members:
-            line.send(_answer(message, dropped=self._why_gone.get(number, "it was not heard of for too long")))
+            line.send(
+                _answer(
+                    message,
+                    dropped=self._why_gone.get(-1 if number is None else number, "it was not heard of for too long"),
+                )
+            )
             return
         joins = self.generation != NEVER_FORMED and known == NEVER_FORMED
         if joins and number in self._members:  # restarted faster than its death was noticed
@@ -191,12 +214,11 @@ class Desk:
         if number is None:
             self._newest += 1
             number = self._newest
-        learner = int(number)
+        learner = number
         self._newest = max(self._newest, learner)
         if self.generation == NEVER_FORMED and known != NEVER_FORMED:
             self._recover(message, known)
-        host, port = message["address"]
-        self._attach(self._arriving if joins else self._members, learner, line, (str(host), int(port)))
+        self._attach(self._arriving if joins else self._members, learner, line, message["address"])
         if self._cursor is not None:
             self._cursor.use(message.get("used", ()))
         self._questions.append(_Question(line, learner, message))
@@ -314,8 +336,7 @@ class Desk:
             "mark": self._mark,
             "meet": lambda question: None,  # see _settle_meeting
         }
-        kind = question.message["kind"]
-        return answers[kind](question) if kind in answers else {"error": f"no learner asks for '{kind}'"}
+        return answers[question.message["kind"]](question)
 
     def _registered(self, question: _Question) -> Message | None:
         if self.generation == NEVER_FORMED:
@@ -327,7 +348,7 @@ class Desk:
         return answer
 
     def _begin(self, question: _Question) -> Message:
-        total, used = int(question.message["total"]), question.message["used"]
+        total, used = question.message["total"], question.message["used"]
         self._cursor = self._cursor or Cursor(total, used)  # all learners say the same
         return {}
 
@@ -340,10 +361,10 @@ class Desk:
         message = question.message
         if self._cursor is None or self._recovering:
             return None
-        group = int(message["group"])
+        group = message["group"]
         self._draws_for[question.learner].add(group)
-        self._cursor.done(group, int(message["done"]))
-        number = self._cursor.draw(group, int(message["index"]))
+        self._cursor.done(group, message["done"])
+        number = self._cursor.draw(group, message["index"])
         if number is None and message["patient"] and self._cursor.outstanding:
             return None  # something may still be given back
         return {"number": number}
@@ -380,8 +401,7 @@ class Desk:
         self.generation += 1
         self._begun.clear()
         for learner, question in here.items():
-            host, port = question.message["address"]
-            self._members[learner].address = (str(host), int(port))
+            self._members[learner].address = question.message["address"]
         values = {str(learner): question.message["value"] for learner, question in here.items()}
         for question in here.values():
             self._questions.remove(question)

@@ -224,9 +224,9 @@ class Rendezvous:
         self._dropped: str | None = None
         self._connected, self._away_since = False, 0.0
         self._leaving = self._closing = False
+        self._line = self._connect()
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
-        self._line = self._connect()
         self._thread = threading.Thread(target=self._run, name="roundelay-line", daemon=True)
         self._thread.start()
 

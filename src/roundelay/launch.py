@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import secrets
 import socket
@@ -22,6 +23,7 @@ from roundelay.transport.wire import this_host
 _ADDRESS_BYTES = 64
 _SECRET_BYTES = 32
 _HOST_BYTES = 16
+_STORE_PATIENCE = datetime.timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,14 @@ class World:
         one_machine = len(set(gather_bytes(this_host(), _HOST_BYTES))) == 1
         host = "127.0.0.1" if one_machine else _address_towards(os.environ["MASTER_ADDR"])
         listener = socket.create_server((host, 0), backlog=self.size + 16)
-        secret = gather_bytes(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
+        drawn = gather_bytes(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
         mine = f"{host}:{listener.getsockname()[1]}".encode()
         texts = [text.rstrip(b"\0").decode() for text in gather_bytes(mine, _ADDRESS_BYTES)]
         transport = SocketTransport(
             self.rank,
             self.size,
             listener,
-            Security(secret),
+            Security.from_environment() or Security(drawn),
             ProcessGroupCollectives(),
             share_memory=share_memory,
             local_size=self.local_size,
@@ -123,6 +125,12 @@ def host_store(host: str) -> tuple[object, tuple[str, int]]:
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
     return store, (host, port)
+
+
+def joined_store(address: tuple[str, int]) -> object:
+    """The store at `address`."""
+    host, port = address
+    return dist.TCPStore(host, port, is_master=False, timeout=_STORE_PATIENCE)  # type: ignore[attr-defined]
 
 
 def gather_bytes(mine: bytes, width: int) -> list[bytes]:

@@ -139,6 +139,7 @@ class Learner:
                 "mix_s": self._seconds["mix"] / steps,
                 "bytes_sent": self.transport.traffic.bytes_sent,
                 "bytes_received": self.transport.traffic.bytes_received,
+                "refused": self.transport.refused.counts.total(),
             }
             | self._observed
             | self.strategy.metrics()

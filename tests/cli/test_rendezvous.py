@@ -12,7 +12,7 @@ from roundelay.cli import main
         (["train", "tiny", "--host", "0.0.0.0"], "must know the run's secret"),
         (["train", "tiny", "--rendezvous", "127.0.0.1:1"], "must know the run's secret"),
         (["train", "tiny", "--rendezvous", "nowhere", "--secret-file", "SHORT"], "an address is HOST:PORT"),
-        (["train", "tiny", "--secret-file", "SHORT"], "a secret needs at least 16"),
+        (["train", "tiny", "--secret-file", "SHORT"], "must be at least 32 hexadecimal digits"),
         (["train", "tiny", "--secret-file", "ABSENT"], "cannot read --secret-file"),
         (["train", "tiny", "--here", "2"], "--here goes with --rendezvous"),
         (["train"], "train needs a RECIPE"),

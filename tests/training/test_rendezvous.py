@@ -79,7 +79,7 @@ def test_a_stranger_is_refused_and_counted_and_changes_nothing():
             Rendezvous(server.address, Security(bytes(32)))
         with socket.create_connection(server.address) as garbage:
             garbage.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20)
-        wait_until(lambda: server.refused >= 2)
+        wait_until(lambda: server.refused.counts.total() >= 2)
         first.begin(1, [])
         assert first.draw(0, 0, 0) == 0
 
@@ -88,7 +88,7 @@ def test_a_stranger_is_refused_and_counted_and_changes_nothing():
 def test_a_member_that_sends_nonsense_loses_its_connection_and_nothing_else(nonsense):
     with serving() as server, registered(server) as (first, second):
         second._tell(nonsense)
-        wait_until(lambda: server.refused == 1)
+        wait_until(lambda: server.refused.counts.total() == 1)
         first.begin(1, [])
         assert first.draw(0, 0, 0) == 0
 

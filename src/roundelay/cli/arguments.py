@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -139,17 +140,12 @@ def place_of(args: argparse.Namespace, rendezvous: tuple[str, int] | None) -> Pl
 
 
 def _security(args: argparse.Namespace) -> Security | None:
-    from roundelay.transport.security import LEAST_SECRET_BYTES, Security
+    from roundelay.transport.security import SECRET, Security
 
     if args.secret_file is None:
         return Security.from_environment()
     try:
-        secret = args.secret_file.read_bytes().strip()
-    except OSError as error:
-        raise UsageError(f"cannot read --secret-file '{args.secret_file}': {error.strerror}") from None
-    if len(secret) < LEAST_SECRET_BYTES:
-        raise UsageError(
-            f"--secret-file '{args.secret_file}' has {len(secret)} bytes; a secret needs at least {LEAST_SECRET_BYTES}, "
-            "such as `openssl rand -hex 32` gives"
-        )
-    return Security(secret)
+        text = args.secret_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read --secret-file '{args.secret_file}': {error}") from None
+    return Security.from_environment(dict(os.environ) | {SECRET: text})

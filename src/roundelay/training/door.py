@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import datetime
 import socket
 from concurrent.futures import Future
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
-from roundelay.launch import World
+from roundelay.launch import World, joined_store
 from roundelay.training.desk import Address
 from roundelay.training.rendezvous import Term, open_listener
 from roundelay.transport.base import Collectives, Transport
 from roundelay.transport.process_group import StoreCollectives
 from roundelay.transport.security import Security
 from roundelay.transport.sockets import SocketTransport
-
-_STORE_PATIENCE = datetime.timedelta(minutes=5)
 
 
 class SocketDoor:
@@ -70,8 +66,7 @@ class SocketDoor:
 
     def _connected_store(self) -> Any:  # noqa: ANN401
         if self._store is None and self._store_address is not None:
-            host, port = self._store_address
-            self._store = dist.TCPStore(host, port, is_master=False, timeout=_STORE_PATIENCE)  # type: ignore[attr-defined]
+            self._store = joined_store(self._store_address)
         return self._store
 
 

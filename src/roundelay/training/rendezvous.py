@@ -14,6 +14,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import asdict, dataclass, field
@@ -26,11 +27,14 @@ from roundelay.membership.pulse import BEAT_S, SILENCE_S, SILENT
 from roundelay.training.desk import NEVER_FORMED, Address, Desk, Run
 from roundelay.training.messages import Message, MessageLine
 from roundelay.transport import wire
+from roundelay.transport.refusals import Refusals
 from roundelay.transport.security import Security
+from roundelay.transport.sockets import BUSY_S, HANDSHAKE, STRANGERS
 from roundelay.transport.wire import Hello, Purpose
 
 log = logging.getLogger("roundelay")
 
+MESSAGE = "message"
 _RENDEZVOUS = 0  # the number it has in handshakes
 _ASKED_AGAIN = ("begin", "last_step", "mark", "meet")  # questions that wait until the rendezvous is back, for a while
 PATIENCE_S = 300.0  # with a rendezvous that is away, to train on
@@ -54,7 +58,8 @@ class RendezvousServer:
         self._wake.setblocking(False)
         self._lines: set[MessageLine] = set()
         self._closing = False
-        self.refused = 0  # connections of strangers
+        self.refused = Refusals("the rendezvous")
+        self._strangers: deque[socket.socket] = deque()  # which have not proved anything yet
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="roundelay-rendezvous", daemon=True)
         self._thread.start()
@@ -95,20 +100,34 @@ class RendezvousServer:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._closing:
+                    return
+                self.refused.count(
+                    HANDSHAKE, f"a connection ({error})"
+                )  # too many are open: strangers' are closed soon
+                time.sleep(BUSY_S)
+                continue
+            with contextlib.suppress(OSError):  # it has gone again, which the handshake will find out
+                connection = self._security.wrapped(connection, answering=True)
+            self._strangers.append(connection)
+            if len(self._strangers) > STRANGERS:
+                with contextlib.suppress(OSError, IndexError):
+                    self._strangers.popleft().shutdown(socket.SHUT_RDWR)
             # A stranger may take his time over the handshake: nobody waits for him.
             threading.Thread(target=self._welcome, args=(connection,), name="roundelay-welcome", daemon=True).start()
 
-    def _welcome(self, connection: socket.socket) -> None:
+    def _welcome(self, stranger: socket.socket) -> None:
         try:
-            connection, _ = wire.accept(connection, _RENDEZVOUS, bytes(16), self._security)
+            connection, _ = wire.accept(stranger, _RENDEZVOUS, bytes(16), self._security)
         except OSError as error:
-            connection.close()
-            self.refused += 1
+            stranger.close()
             if not self._closing:
-                log.warning("the rendezvous refused a connection: %s", error)
+                self.refused.count(HANDSHAKE, f"a connection ({error})")
             return
+        finally:
+            with contextlib.suppress(ValueError):
+                self._strangers.remove(stranger)
         if self._closing:
             connection.close()
         else:
@@ -146,14 +165,12 @@ class RendezvousServer:
             for message in line.receive():
                 self._desk.handle(line, message)
         except HandshakeError as error:
-            self.refused += 1
-            log.warning("the rendezvous closed a connection: %s", error)
+            self.refused.count(MESSAGE, f"a message, and closed its connection ({error})")
             self._drop(line)
         except OSError:
             self._drop(line)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            self.refused += 1
-            log.warning("the rendezvous closed a connection that sent what no learner sends: %r", error)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+            self.refused.count(MESSAGE, f"what no learner sends, and closed its connection ({error!r})")
             self._drop(line)
 
     def _guarded(self, work: Callable[[], None]) -> None:

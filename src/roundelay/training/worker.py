@@ -58,7 +58,8 @@ def learn(folder: Path, place: int | None) -> bool:
 
 def join(config: Config, folder: Path, world: World, place: int | None) -> bool:
     """As one of the learners that torchrun or Slurm has started; learner 0 has the rendezvous."""
-    security = Security(gather_bytes(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0])
+    drawn = gather_bytes(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
+    security = Security.from_environment() or Security(drawn)
     one_machine = world.local_size == world.size
     host = LOOPBACK if one_machine else socket.gethostbyname(socket.gethostname())
     listener = open_listener(host) if world.rank == 0 else None

@@ -137,7 +137,7 @@ def test_a_frozen_peer_is_given_up(line, fast):
     post, _ = line  # the other end stays open and never beats
     event, peer, reason = post.next()
     assert (event, peer) == (Event.LOST, 7)
-    assert reason.startswith("no heartbeat for 0.1 s")
+    assert reason.startswith("no heartbeat for")
 
 
 def test_a_peer_is_lost_only_once(line, fast):

@@ -113,7 +113,7 @@ def once(config: Config, faults: Sequence[Fault], folder: Path) -> dict[str, Any
 def account(folder: Path) -> dict[str, Any]:
     """What a run with an audit says about itself."""
     rows = list(read_rows(folder / rundir.METRICS))
-    events = [row for row in rows if row["kind"] == "event" and row["event"] != "left"]
+    events = [row for row in rows if row["kind"] == "event"]
     results = folder / rundir.RESULTS
     told = json.loads(results.read_text()) if results.exists() else {}
     return {

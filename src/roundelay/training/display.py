@@ -17,6 +17,7 @@ from rich.text import Text
 from roundelay.training.metrics import Row
 
 PLAIN_EVERY_S = 10.0
+MOST_ROWS = 32
 _COLUMNS = ("learner", "steps", "samples/s", "loss", "staleness", "spread", "exch./step", "waits")
 
 
@@ -75,6 +76,7 @@ class Display:
             self.place = max(self.place, row.get("place", 0))
             if row["kind"] == "learner":
                 self._rows[row["learner"]] = row
+                self._gone.pop(row["learner"], None)  # it has come back
                 epochs = f"{row['place']:,} of {row['total']:,} samples"
                 self._progress.update(self._bar, completed=row["place"], total=row["total"], description=epochs)
             elif row["kind"] == "evaluation":
@@ -107,8 +109,8 @@ class Display:
         table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=True)
         for column in _COLUMNS:
             table.add_column(column, justify="right", no_wrap=True)
-        shown = range(self._learners) if self._learners <= 32 else range(0, self._learners, -(-self._learners // 32))
-        for learner in shown:
+        learners = sorted({*range(self._learners), *self._rows})
+        for learner in learners[:: -(-len(learners) // MOST_ROWS)]:
             table.add_row(*self._cells(learner))
         return Group(table, Text(self._evaluation), self._progress)
 

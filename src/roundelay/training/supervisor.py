@@ -127,6 +127,8 @@ class Supervisor:
     def start(self, number: int, *, chosen: bool = True) -> None:
         """Start a learner, at the beginning or later; if its number is not `chosen`, the rendezvous will choose another."""
         assert self._address is not None
+        if number in self._processes:
+            self._end(self._processes[number])
         size = len(self._numbers)
         threads = max(1, len(os.sched_getaffinity(0)) // size)
         command = [sys.executable, "-m", "roundelay.training.worker", str(self.folder)]
@@ -190,13 +192,14 @@ class Supervisor:
         """To the terminal, and to the metrics."""
         while not self._events.empty():
             event = self._events.get()
+            if event["event"] == "left":  # in order: every run ends so
+                continue
             sink = JsonLines(self.folder / rundir.METRICS)
             sink.write(event | {"elapsed_s": display.elapsed_s, "place": display.place})
             sink.close()
             if event["event"] == "stopping":
                 self._stopping = event["reason"]
-            if event["event"] != "left":
-                display.say(_sentence(event))
+            display.say(_sentence(event))
 
     def _last_words(self, rank: int) -> str:
         lines = self._logs[rank].read_text(errors="replace").splitlines()
@@ -204,11 +207,15 @@ class Supervisor:
 
     def _kill(self) -> None:
         for process in self._processes.values():
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-            if process.stdin:
-                process.stdin.close()
+            self._end(process)
+
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        if process.stdin:
+            process.stdin.close()
 
     def _verdict(self, *, finished: bool) -> int:
         say = sys.stderr.write

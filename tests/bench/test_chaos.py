@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from roundelay.bench.chaos import Fault, balance, check, samples_used, stalled_s
+from roundelay.bench.chaos import Fault, balance, check, recovered, samples_used, stalled_s
 from roundelay.errors import ConfigError
 from roundelay.training.recipes import resolve, table_of
 
@@ -51,6 +51,15 @@ def test_a_stall_is_the_longest_pause_near_the_loss_beyond_the_usual_one():
     rows = rows_of([0.0, 1.0, 2.0, 3.0, 6.5, 7.5, 8.5]) + rows_of([0.0, 50.0], learner=1)
     assert stalled_s(rows, at_s=4.0, lost=1) == pytest.approx(2.5)
     assert stalled_s(rows, at_s=40.0, lost=1) == 0.0
+
+
+def test_recovery_is_the_pace_of_those_who_stay_after_five_seconds_over_theirs_before():
+    steady = [float(second) for second in range(1, 30)]
+    rows = rows_of(steady) + rows_of(steady[:10], learner=1)
+    assert recovered(rows, at_s=10.0, lost=1) == pytest.approx(1.0)
+    halved = [*steady[:10], *(10.0 + 2 * n for n in range(1, 10))]
+    assert recovered(rows_of(halved) + rows_of(steady[:10], learner=1), at_s=10.0, lost=1) == pytest.approx(0.5)
+    assert recovered(rows_of(steady[:12]), at_s=10.0, lost=1) is None
 
 
 def test_chunks_are_counted_over_all_learners(tmp_path):

@@ -20,7 +20,7 @@ from roundelay.training.metrics import Row, read_rows
 from roundelay.training.supervisor import Supervisor
 
 EVERY_S = 0.2  # rows of every learner, so that a stall can be seen
-STALLED_S = 1.0  # a learner without a step for so long stands still, unless its steps take that long
+RECOVERED_S = 5.0  # after a loss
 _GRAMMAR = re.compile(r"(\d+)@(\d+(?:\.\d+)?)s?(?::(\d+(?:\.\d+)?)s?)?")
 
 
@@ -133,7 +133,28 @@ def _event(event: Row, rows: Sequence[Row]) -> dict[str, Any]:
     }
     if event["event"] in ("died", "dropped"):
         kept["stalled_s"] = round(stalled_s(rows, event["elapsed_s"], event["learner"]), 2)
+        kept["recovered"] = recovered(rows, event["elapsed_s"], event["learner"])
     return kept
+
+
+def recovered(rows: Sequence[Row], at_s: float, lost: int) -> float | None:
+    """Steps a second of those who stay, from five seconds after a loss on, over theirs before it; None: not known."""
+    before = after = 0.0
+    for learner in {row["learner"] for row in rows if row["kind"] == "learner"} - {lost}:
+        points = [
+            (row["elapsed_s"], row["steps"]) for row in rows if row["kind"] == "learner" and row["learner"] == learner
+        ]
+        earlier, later = _pace(points, 0.5, at_s), _pace(points, at_s + RECOVERED_S, at_s + 2 * RECOVERED_S)
+        if earlier is not None and later is not None:  # who has joined or left meanwhile says nothing
+            before, after = before + earlier, after + later
+    return round(after / before, 3) if before else None
+
+
+def _pace(points: Sequence[tuple[float, int]], begin_s: float, end_s: float) -> float | None:
+    within = [point for point in points if begin_s <= point[0] <= end_s]
+    if len(within) < 2 or within[-1][0] == within[0][0]:
+        return None
+    return (within[-1][1] - within[0][1]) / (within[-1][0] - within[0][0])
 
 
 def stalled_s(rows: Sequence[Row], at_s: float, lost: int, horizon_s: float = 10.0) -> float:

@@ -58,6 +58,8 @@ def _print(result: dict[str, Any], folder: Path) -> None:
     for event in disturbed["events"]:
         who = "" if event["learner"] is None else f" learner {event['learner']}"
         stalled = f"; the others stood still for {event['stalled_s']:.1f} s" if "stalled_s" in event else ""
+        if event.get("recovered") is not None:
+            stalled += f", then had {event['recovered']:.0%} of their pace"
         seconds = f" within {event['seconds']:.2f} s" if "seconds" in event else ""
         print(f"{event['elapsed_s']:8.1f} s  {event['event']}{who}{seconds}{stalled}  {event['reason']}")
     print(f"{'':24}{'undisturbed':>14}{'with faults':>14}")

@@ -110,7 +110,7 @@ class Desk:
         self._now, self._tell = now, tell
         self.info = info or {}
         self._run: Run | None = None
-        self.generation = NEVER_FORMED
+        self.generation, self._formed_at = NEVER_FORMED, now()
         self._members: dict[int, _Member] = {}
         self._arriving: dict[int, _Member] = {}  # those that join, until they are ready
         self._newest = -1  # the largest number of a learner so far
@@ -223,7 +223,7 @@ class Desk:
             self._cursor.use(message.get("used", ()))
         self._questions.append(_Question(line, learner, message))
         if not joins and self.generation == NEVER_FORMED and len(self._members) == self._run.expected:
-            self.generation = 0
+            self.generation, self._formed_at = 0, self._now()
         self._recovering = self._recovering and any(member.line is None for member in self._members.values())
 
     def _attach(self, where: dict[int, _Member], learner: int, line: Line, address: Address) -> None:
@@ -244,7 +244,7 @@ class Desk:
     def _recover(self, message: Message, known: int) -> None:
         """This rendezvous was started anew in a running training: the first learner to come back tells who is there."""
         log.warning("the rendezvous takes up a run that is under way, in generation %d", known + 1)
-        self.generation, self._recovering = known + 1, True
+        self.generation, self._recovering, self._formed_at = known + 1, True, self._now()
         for other, (host, port) in message["living"].items():
             self._members[int(other)] = _Member((host, port), None, self._now())
             self._newest = max(self._newest, int(other))
@@ -341,7 +341,13 @@ class Desk:
     def _registered(self, question: _Question) -> Message | None:
         if self.generation == NEVER_FORMED:
             return None
-        answer = self._term() | {"id": question.learner, "info": self.info, "joins": False}
+        elapsed_s = self._now() - self._formed_at
+        answer = self._term() | {
+            "id": question.learner,
+            "info": self.info,
+            "joins": False,
+            "elapsed_s": elapsed_s,
+        }
         if (arriving := self._arriving.get(question.learner)) is not None:
             answer["living"][str(question.learner)] = arriving.address
             answer["joins"] = True

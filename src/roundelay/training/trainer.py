@@ -130,7 +130,7 @@ class Trainer:
         self._taken = self._steps  # steps that the weights have seen
         self._done = 0  # draws used since this learner has registered
         self._used_before = past.used
-        self._counts, self._earlier_s = past.counts, past.counts.elapsed_s
+        self._counts, self._earlier_s = past.counts, past.counts.elapsed_s if ready else self.line.elapsed_s
         self._mark = len(past.used) // self.plan.every
         self.judge.newest = self.plan.chunks.place(len(past.used))
         self._began = time.perf_counter()
@@ -156,7 +156,8 @@ class Trainer:
                 self._restore(saved)
                 if self.world.rank == 0:
                     self._write({"kind": "event", "event": "resumed", "place": self.judge.newest})
-            self._taken_part = True
+            if not self._taken_part:
+                self._taken_part, self._began = True, time.perf_counter()
             self.company.follow(self.learner)
             position = Position(self._start, self._steps, tuple(self._used))
             draws = self.plan.draws(position, self._used_before, self.line, lambda: self._done, joined=joined)
@@ -203,11 +204,11 @@ class Trainer:
 
     def _train(self, draws: Draws) -> bool:
         together = self.config.synchronous or self.plan.members > 1
+        asked = self._stopping or (self._stop is not None and self._stop.requested)
         stop = self._stop = self._stop_class(self.line.last_step if together else lambda begun: begun)
         stop.listen()
-        if self._stopping:
+        if asked:
             stop.request()
-        self._began = time.perf_counter()
         self.module.train()
         with contextlib.closing(stop):
             while True:

@@ -1,4 +1,4 @@
-"""Whole runs in one process: every learner a thread, real sockets on the loopback, a real coordinator."""
+"""Whole runs in one process: every learner a thread, real sockets on the loopback, a real rendezvous."""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ def test_learners_in_step_end_with_the_same_step():
 
 def test_what_goes_wrong_in_agreeing_is_raised_where_steps_begin():
     def fail(begun: int) -> int:
-        raise ConnectionError("the coordinator has gone")
+        raise ConnectionError("the rendezvous has gone")
 
     stop = StopRequest(fail)
     stop.request()
-    with pytest.raises(ConnectionError, match="the coordinator has gone"):
+    with pytest.raises(ConnectionError, match="the rendezvous has gone"):
         stop.begin_step()

@@ -201,6 +201,25 @@ def test_a_rendezvous_that_is_killed_and_started_again_is_rebuilt_from_its_learn
     assert json.loads((folder / "results.json").read_text())["test"]["accuracy"] > 0.9
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["adpsgd", "dpsgd"])
+def test_learners_of_several_machines_meet_at_a_rendezvous(tmp_path, strategy):
+    """Every machine has an address of its own, all of them on the loopback."""
+    folder, secret = tmp_path / "run", tmp_path / "secret"
+    secret.write_text("5e" * 32)
+    common = ["--secret-file", secret, *(["--open-collectives"] if strategy == "dpsgd" else [])]
+    with Command("rendezvous", "--host", "127.0.0.2", "--port", 0, *common) as meeting:
+        address = re.fullmatch(r"rendezvous: (.*)\n", meeting.process.stdout.readline())[1]
+        options = ["--learners", 3, "--strategy", strategy, "--rendezvous", address, "--out", folder, *common]
+        with (
+            Command("train", "tiny", *options, "--here", 2, "--host", "127.0.0.3") as one,
+            Command("train", "tiny", *options, "--here", 1, "--host", "127.0.0.4") as other,
+        ):
+            one.finished()
+            other.finished()
+    assert json.loads((folder / "results.json").read_text())["learners"] == 3
+
+
 def test_a_stranger_cannot_join(tmp_path):
     folder = tmp_path / "run"
     with Command("train", "tiny", "--learners", 2, "--slow", "0:12,1:12", "--epochs", 30, "--out", folder) as training:

@@ -135,7 +135,7 @@ def _share(config: Config, folder: Path, args: argparse.Namespace) -> int | None
     try:
         return _prepare(config, folder, args)
     except ConfigError:
-        if args.resume is None and recipes.resolve(rundir.table(folder)) == config:
+        if args.resume is None and recipes.as_table(recipes.resolve(rundir.table(folder))) == recipes.as_table(config):
             return None  # another machine was faster
         raise
 

@@ -242,7 +242,12 @@ class Rendezvous:
         self._dropped: str | None = None
         self._connected, self._away_since = False, 0.0
         self._leaving = self._closing = False
-        self._line = self._connect()
+        try:
+            self._line = self._connect()
+        except HandshakeError:
+            raise
+        except OSError as error:
+            raise RendezvousLostError(f"cannot reach the rendezvous at {address[0]}:{address[1]}: {error}") from error
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="roundelay-line", daemon=True)
@@ -371,7 +376,7 @@ class Rendezvous:
             if self._dropped is not None:
                 raise DroppedError(self._dropped)
             if kind == "draw" and not self._connected:
-                raise ConnectionError("the rendezvous is away")
+                raise RendezvousLostError("the rendezvous is away")
             self._count += 1
             message = {"kind": kind, "n": self._count} | content
             self._questions[self._count] = message, future
@@ -460,7 +465,7 @@ class Rendezvous:
         with self._lock:
             self._connected, self._away_since = False, time.monotonic()
         log.warning("learner %s has lost the rendezvous (%s) and goes on without it", self.id, error)
-        self._fail_questions(lambda kind: kind not in _ASKED_AGAIN, ConnectionError("the rendezvous is away"))
+        self._fail_questions(lambda kind: kind not in _ASKED_AGAIN, RendezvousLostError("the rendezvous is away"))
         while not self._leaving:
             try:
                 self._line = self._connect()

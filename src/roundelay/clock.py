@@ -6,10 +6,11 @@ virtual clock a generator yields it and is resumed at the virtual time at which 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 from roundelay.errors import DeadlockError
@@ -23,6 +24,19 @@ def done(result: Any = None) -> Future[Any]:  # noqa: ANN401
     future: Future[Any] = Future()
     future.set_result(result)
     return future
+
+
+def first_of(*futures: Future[Any]) -> Future[None]:
+    """Done as soon as one of them is, however that one ended."""
+    first: Future[None] = Future()
+
+    def ended(_: Future[Any]) -> None:
+        with contextlib.suppress(InvalidStateError):
+            first.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(ended)
+    return first
 
 
 class VirtualClock:

@@ -285,7 +285,7 @@ def test_a_reply_that_nobody_got_is_taken_back():
 def test_what_fails_while_a_reply_is_applied_is_raised_at_the_next_step(monkeypatch):
     clock, _, learners = world([ADPSGD(ring(2)) for _ in range(2)])
 
-    def broken(peer):
+    def broken(peer, difference):
         raise ZeroDivisionError("in the background")
 
     monkeypatch.setattr(learners[0].strategy, "_apply_reply", broken)
@@ -298,3 +298,47 @@ def test_bad_arguments_are_refused():
         ADPSGD(ring(4), max_lead=0)
     with pytest.raises(StrategyError, match=r"ring\(4\) is for 4 learners but 1 are here"):
         ADPSGD(ring(4)).attach(Replica(torch.nn.Linear(1, 1)), SoloTransport(), Membership.of(1))
+
+
+def test_an_exchange_that_does_not_end_holds_nobody_up_who_has_another_neighbour():
+    # Learner 0 is cut off at 5.0, which the others know 5 s later; steps take 0.1 s, so that max_lead is reached at once.
+    mixing = complete(4)
+    clock, network, learners = world(
+        [ADPSGD(mixing, max_lead=4) for _ in range(4)], compute_s=lambda rank, step: 0.1 + 0.01 * rank
+    )
+    for other in (1, 2, 3):
+        network.cut(0, other, at=5.0)
+    paces, leads = {rank: [] for rank in range(4)}, []
+    for learner in learners:
+        taken, rank = learner.gradient, learner.transport.rank
+
+        def gradient(step, taken=taken, rank=rank):
+            paces[rank].append(clock.now())
+            if clock.now() < 10.0:
+                leads.append(learners[rank].strategy.metrics()["lead"])
+            taken(step)
+
+        learner.gradient = gradient
+    train(clock, network, learners, [110] * 4)
+    for rank in (1, 2, 3):
+        assert max(np.diff(paces[rank])) < 0.5
+    assert max(leads) == 4
+    assert max(np.diff(paces[0])) > 4.0  # which has nobody else, and may not lead by more
+
+
+def test_an_exchange_set_aside_still_counts_when_it_ends():
+    # A link of 3 s, and steps of 0.1 s: every exchange with learner 1 outlasts max_lead, but all of them end, and the sum stays.
+    mixing = complete(3)
+    clock, network, learners = world(
+        [ADPSGD(mixing, max_lead=4) for _ in range(3)], lr=0.0, momentum=0.0, latency_s=1.5
+    )
+    for learner, value in zip(learners, (0.0, 3.0, 9.0), strict=True):
+        with torch.no_grad():
+            for weight in learner.module.parameters():
+                weight.fill_(value)
+    train(clock, network, learners, [200] * 3)
+    X = weights(learners)
+    np.testing.assert_allclose(X.sum(axis=0), 12.0, atol=1e-9)
+    assert np.abs(X - 4.0).max() < 1e-3
+    finished = [learner.strategy.metrics()["exchanges_finished"] for learner in learners]
+    assert min(finished) > 20

@@ -176,6 +176,24 @@ def flat_start(
     return FlatStart(Alignments(found.labels, {**failed, **found.failed}, found.cost), (costs, more, most))
 
 
+def aligned_alike(
+    features: Frames, known: Mapping[str, Ints], spoken: Spoken, tying: Tying, workers: int | None = None
+) -> Alignments:
+    """Align further utterances by one Gaussian per state, fitted to the frames of those whose labels are known."""
+    _, covariance = scatter(features[name] for name in known)
+    raw = Statistics.of((features[name] for name in known), known.values(), tying.num_states)
+    axes = discriminant_axes(covariance, raw, _DIMENSIONS)
+
+    def seen(name: str) -> NDArray[np.float32]:
+        return (np.asarray(features[name], np.float64) @ axes).astype(np.float32)
+
+    gaussians = Gaussians.fit(Statistics.of(map(seen, known), known.values(), tying.num_states))
+    graphs, failed = alignment_graphs(spoken.texts, spoken.lexicon, tying)
+    scores = {name: gaussians.log_likelihoods(seen(name)) for name in graphs}
+    found = aligned(scores, graphs, self_loops(known.values(), tying.num_states), workers=workers)
+    return Alignments(found.labels, {**failed, **found.failed}, found.cost)
+
+
 def _discriminant(
     features: Mapping[str, NDArray[Any]], found: Alignments, tying: Tying
 ) -> dict[str, NDArray[np.float32]]:

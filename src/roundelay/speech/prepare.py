@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from roundelay.errors import ConfigError, DataError, SpeechError, unknown
-from roundelay.speech.align import flat_start
+from roundelay.errors import ConfigError, DataError, unknown
+from roundelay.speech.align import Spoken, aligned_alike, flat_start
 from roundelay.speech.augment import AugmentConfig
 from roundelay.speech.cache import cache_folder, find_corpus, fingerprint, locked, state_of
 from roundelay.speech.corpora.catalogue import FOUND, GIVEN, NAMES, corpus
@@ -29,7 +29,7 @@ from roundelay.speech.segments import Ints, read_ctm
 from roundelay.speech.tree import ContextStatistics, decision_tree, relabelled, tying_from_json
 from roundelay.training.config import TaskConfig, at_least
 
-VERSION = 1  # of what is computed here; changed with it, so that old caches are not taken for new ones
+VERSION = 2  # of what is computed here; changed with it, so that old caches are not taken for new ones
 UNLABELLED = -1  # the state of frames of which nobody knows it
 TREE_DIMENSIONS = 40  # discriminant directions in which the tree sees features
 GIVEN_TIMES, FLAT_START, PDFS = "given", "flat-start", "pdfs"
@@ -279,16 +279,12 @@ class _States:
         return labels
 
     def _flat_start(self) -> dict[str, Ints]:
-        """Split by split, so that what is held out has no part in what is trained on."""
-        labels: dict[str, Ints] = {}
-        for split in self.speech.splits:
-            texts = {utterance.id: utterance.text for utterance in self._usable(split) if utterance.text}
-            try:
-                labels |= flat_start(self.features, texts, self.lexicon, self._monophones).alignments.labels
-            except SpeechError:
-                if split == "train":
-                    raise
-        return labels
+        """From the training split alone; what is held out is aligned by its states, and has no part in them."""
+        texts = {each.id: each.text for split in self.speech.splits for each in self._usable(split) if each.text}
+        train = {name: text for name, text in texts.items() if self.speech[name].split == "train"}
+        labels = flat_start(self.features, train, self.lexicon, self._monophones).alignments.labels
+        others = Spoken({name: text for name, text in texts.items() if name not in train}, self.lexicon)
+        return labels | aligned_alike(self.features, labels, others, self._monophones).labels
 
     def _tree(self, labels: Mapping[str, Ints]) -> Tying:
         train, tying = self._train(labels), self._monophones

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roundelay.clock import Steps, done
+from roundelay.clock import Steps, done, first_of
 from roundelay.errors import PeerLostError, RefusedError, StrategyError
 from roundelay.membership import Membership
 from roundelay.replica import NON_FINITE, Flat, Replica, all_finite
@@ -41,12 +41,14 @@ class ADPSGD(Strategy):
     very $d/2$, however late it comes. Both apply the same rounded numbers, so the sum over learners is conserved whatever
     steps are taken meanwhile; for the same reason $s_i$ need not be of one instant, and is read without a lock.
 
-    Extra memory: live weights, the difference and (unless the transport shares memory) the request being served.
+    Extra memory: live weights, the difference and (unless the transport shares memory) the request being served; once an
+    exchange was set aside, another difference.
 
     Args:
         mixing: its neighbours of round k say who may be called; fixed ring: successor and predecessor in turn, random
             ring: the successor in this round's permutation.
-        max_lead: own steps since the last finished exchange, own or served, after which a learner waits for one.
+        max_lead: own steps since the last finished exchange, own or served, after which a learner waits for one. An exchange
+            that has not ended by then, with a peer that is frozen perhaps, is set aside, and another neighbour called.
     """
 
     synchronous = False
@@ -69,6 +71,9 @@ class ADPSGD(Strategy):
         transport.layout = self._live.layout
         self._lock = threading.Lock()  # guards the live weights and the counts below
         self._exchange: Future[None] = done()
+        self._peer: int | None = None  # with whom
+        self._aside: tuple[Future[None], int | None] = done(), None  # an exchange that takes long, and with whom
+        self._spare: Flat | None = None
         self._steps = self._started = self._finished = self._served = self._failed = 0
         self._lead = self._largest_lead = self._since_read = 0
         self._staleness_sum = self._staleness_max = 0
@@ -92,12 +97,17 @@ class ADPSGD(Strategy):
     def before_step(self) -> Steps:
         """Under the live lock until after_step: the optimizer works on the live weights."""
         self.abandon()
-        if self._exchange.done():
-            yield self._exchange  # raises here what went wrong in the background
+        for exchange in (self._exchange, self._aside[0]):
+            if exchange.done():
+                yield exchange  # raises here what went wrong in the background
         for _ in range(2 * self.mixing.size):  # no more: who is refused by all must find out that its weights are bad
-            if self._lead < self.max_lead or (self._exchange.done() and not self._exchange_again()):
+            if self._lead < self.max_lead:
                 break
-            yield self._exchange
+            if not self._exchange.done() and self._aside[0].done():
+                self._set_aside()
+            if self._exchange.done() and not self._exchange_again() and self._aside[0].done():
+                break
+            yield first_of(*(each for each in (self._exchange, self._aside[0]) if not each.done()))
         self._lock.acquire()
         self._stepping = True
         self._staleness_sum += self._since_read
@@ -127,22 +137,30 @@ class ADPSGD(Strategy):
         self._call(peer)
         return True
 
+    def _set_aside(self) -> None:
+        """Let an exchange that takes long end when it may; the next one has a buffer of its own."""
+        self._aside, self._exchange = (self._exchange, self._peer), done()
+        spare = self._spare or Flat(self._live.views, self.transport.allocate)
+        self._difference, self._spare = spare, self._difference
+
     def _call(self, peer: int) -> None:
         self._started += 1
         self._edges[peer] += 1
-        exchange = self._exchange = Future()
-        reply = self.transport.call(peer, self._difference.storage, source=self._live.storage)
-        reply.add_done_callback(lambda reply: self._replied(peer, reply, exchange))
+        exchange, difference = Future[None](), self._difference
+        self._exchange, self._peer = exchange, peer
+        reply = self.transport.call(peer, difference.storage, source=self._live.storage)
+        reply.add_done_callback(lambda reply: self._replied(peer, reply, exchange, difference))
 
     def _next_peer(self) -> int | None:
         """The living neighbour of the next own round that has one; None if none is left."""
         mixing, living, own = self._laid
+        busy = None if self._aside[0].done() else self._aside[1]
         for _ in range(2 * mixing.size):
             position = mixing.partner(own, self.round)
             self.round += 1
-            if position is not None and (peer := living[position]) not in self._gone:
+            if position is not None and (peer := living[position]) not in self._gone and peer != busy:
                 return peer
-        if len(living) > 1 and not self._alone:
+        if len(living) > 1 and not self._alone and busy is None:
             self._alone = True
             log.warning("learner %d has no neighbour left to exchange with and goes on alone", self.transport.rank)
         return None
@@ -171,11 +189,11 @@ class ADPSGD(Strategy):
                 live.sub_(difference, alpha=HALF)
             self._served -= 1
 
-    def _replied(self, peer: int, reply: Future[None], exchange: Future[None]) -> None:
+    def _replied(self, peer: int, reply: Future[None], exchange: Future[None], difference: Flat) -> None:
         """x_i <- x_i - d/2. In some thread of the transport, or on the virtual clock."""
         try:
             reply.result()
-            self._apply_reply(peer)
+            self._apply_reply(peer, difference)
         except RefusedError:
             self._failed += 1
             exchange.set_result(None)
@@ -188,17 +206,17 @@ class ADPSGD(Strategy):
         else:
             exchange.set_result(None)
 
-    def _apply_reply(self, peer: int) -> None:
-        if not all_finite(self._difference.parts):
+    def _apply_reply(self, peer: int, d: Flat) -> None:
+        if not all_finite(d.parts):
             self.transport.refused.count(NON_FINITE, f"a reply of learner {peer}")
             raise RefusedError(peer, NON_FINITE)
         with self._lock:
-            for live, difference in zip(self._live.parts, self._difference.parts, strict=True):
+            for live, difference in zip(self._live.parts, d.parts, strict=True):
                 live.sub_(difference, alpha=HALF)
             self._finished += 1
             self._exchanged()
         if self._finished % DISAGREEMENT_EVERY == 1:
-            norms = [torch.linalg.vector_norm(part) for part in self._difference.parts]
+            norms = [torch.linalg.vector_norm(part) for part in d.parts]
             self._disagreement2 = sum(float(norm) ** 2 for norm in norms)
 
     def _exchanged(self) -> None:
@@ -206,9 +224,10 @@ class ADPSGD(Strategy):
         self._since_read += 1
 
     def drain(self) -> Steps:
-        """Wait for the own exchange, and show the live weights to the module."""
+        """Wait for the own exchanges, and show the live weights to the module."""
         self.abandon()
         yield self._exchange
+        yield self._aside[0]
         self._show()
 
     def finish(self) -> Steps:

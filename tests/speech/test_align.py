@@ -9,7 +9,9 @@ from tiny_speech import LEXICON, cheapest
 
 from roundelay.errors import SpeechError
 from roundelay.speech.align import (
+    Spoken,
     aligned,
+    aligned_alike,
     alignment_graphs,
     flat_start,
     forced_alignment,
@@ -83,6 +85,19 @@ def test_a_flat_start_finds_the_states_that_made_the_frames():
     assert np.mean(uniform) < 0.5
     assert np.mean(right) > 0.9
     assert list(start.alignments.failed) == ["bad"]
+
+
+def test_further_utterances_are_aligned_by_the_states_of_known_ones():
+    rng = np.random.default_rng(5)
+    texts = {f"u{i}": " ".join(rng.choice(["A", "ATE", "TWO"], 4)) for i in range(30)}
+    made = {name: made_up(rng, text.split()) for name, text in texts.items()}
+    frames = {name: each for name, (each, _) in made.items()}
+    known = {name: labels for name, (_, labels) in made.items() if name < "u2"}
+    others = Spoken({name: text for name, text in texts.items() if name not in known} | {"bad": "FOUR"}, LEXICON)
+    found = aligned_alike(frames, known, others, TYING, workers=1)
+    assert set(found.labels) == set(texts) - set(known)
+    assert np.mean([np.mean(labels == made[name][1]) for name, labels in found.labels.items()]) > 0.9
+    assert list(found.failed) == ["bad"]
 
 
 def test_triphones_find_states_that_depend_on_their_neighbours(monkeypatch):

@@ -151,8 +151,8 @@ class Learner:
         return self._seconds["wait"]
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart besides module and optimizer. What is under way comes in first."""
-        self._run(self.strategy.drain())
+        """What must survive a restart besides module and optimizer, which hold their part of it now."""
+        self._run(self.strategy.before_saving())
         return {"steps": self.steps, "strategy": self.strategy.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -342,3 +342,39 @@ def test_an_exchange_set_aside_still_counts_when_it_ends():
     assert np.abs(X - 4.0).max() < 1e-3
     finished = [learner.strategy.metrics()["exchanges_finished"] for learner in learners]
     assert min(finished) > 20
+
+
+def test_saving_waits_for_nobody():
+    clock, network, learners = world([ADPSGD(complete(2), max_lead=4) for _ in range(2)])
+    network.cut(0, 1, at=0.5)
+    seconds = []
+
+    def process():
+        yield from VirtualSaver(learners[0], clock, seconds).process()
+
+    clock.spawn(process(), "learner 0")
+    clock.spawn(learners[1].process(2), "learner 1")
+    clock.run()
+    assert seconds == [0.0]
+
+
+class VirtualSaver:
+    """Takes a step, whose exchange will never end, and saves."""
+
+    def __init__(self, learner, clock, seconds):
+        self.learner, self.clock, self.seconds = learner, clock, seconds
+
+    def process(self):
+        strategy = self.learner.strategy
+        strategy.attach(Replica(self.learner.module), self.learner.transport, Membership.of(2))
+        self.learner.transport.on_lost(strategy.lost)
+        self.learner.gradient(0)
+        yield 1.0
+        yield from strategy.before_step()
+        self.learner.optimizer.step()
+        yield from strategy.after_step()
+        began = self.clock.now()
+        yield from strategy.before_saving()
+        self.seconds.append(self.clock.now() - began)
+        yield from strategy.finish()
+        self.learner.transport.close()

@@ -230,6 +230,12 @@ class ADPSGD(Strategy):
         yield self._aside[0]
         self._show()
 
+    def before_saving(self) -> Steps:
+        """The live weights as they are: a peer that does not answer must not hold up what is saved."""
+        self.abandon()
+        self._show()
+        yield from ()
+
     def finish(self) -> Steps:
         """The module ends with the live weights."""
         yield from self.drain()

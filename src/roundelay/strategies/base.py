@@ -58,6 +58,10 @@ class Strategy(ABC):
         """Nothing of one's own is under way afterwards."""
         yield from ()
 
+    def before_saving(self) -> Steps:
+        """Module and strategy hold what a restart needs."""
+        yield from self.drain()
+
     def finish(self) -> Steps:
         """After the last step: leave nobody waiting who has not finished yet."""
         yield from self.drain()

@@ -102,6 +102,11 @@ class SuperLearner(Strategy):
         if self.leads:
             yield from self.between.drain()
 
+    def before_saving(self) -> Steps:
+        """As the strategy between groups."""
+        if self.leads:
+            yield from self.between.before_saving()
+
     def finish(self) -> Steps:
         """The group ends together, leaders finish between groups, then every member has its leader's weights."""
         yield from self.inside.finish()

@@ -343,8 +343,12 @@ class Trainer:
 
     def _save_the_end(self) -> None:
         """A finished run leaves the mean model, and what it is worth."""
-        self._save(self.plan.total)
-        self.learner.finish()
+        if self.config.synchronous:
+            self._save(self.plan.total)
+            self.learner.finish()
+        else:
+            self.learner.finish()  # first: what is still under way belongs to the mean
+            self._save(self.plan.total)
         self._report(self.plan.total)
         self._end_together() if self.config.synchronous else self._end_alone()
 

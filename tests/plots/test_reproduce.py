@@ -58,3 +58,14 @@ def test_panels_that_show_the_same_share_a_legend(tmp_path, monkeypatch, second,
     (figure,) = drawn
     assert len(figure.legends) == legends
     assert sum(ax.get_legend() is not None for ax in figure.axes) == 2 * (1 - legends)
+
+
+@pytest.mark.parametrize(("lines", "below"), [(3, False), (8, True)])
+def test_a_legend_of_many_lines_stands_below_them(lines, below):
+    figure = Figure(layout="constrained")
+    ax = figure.subplots()
+    many = [Line(str(number), [1, 2], [[number, number]]) for number in range(lines)]
+    reproduce._draw(ax, Panel("title", "x", "y", many))
+    reproduce._legend(ax, lines)
+    FigureCanvasAgg(figure).draw()
+    assert (ax.get_legend().get_window_extent().y1 < ax.get_window_extent().y0) == below

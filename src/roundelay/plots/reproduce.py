@@ -17,6 +17,7 @@ COLUMNS = 3
 FEW_TICKS, LONGEST_TICK = 7, 5
 WIDE, VERY_WIDE = 300, 1e5  # largest / smallest value of a logarithmic axis
 LEGEND_COLUMNS = 5
+FEW_LINES = 5
 
 
 def plot_panels(panels: Sequence[Panel], path: Path) -> None:
@@ -28,13 +29,21 @@ def plot_panels(panels: Sequence[Panel], path: Path) -> None:
         for ax, panel in zip(axes, panels, strict=False):
             _draw(ax, panel)
             if not shared:
-                ax.legend(fontsize=8)
+                _legend(ax, len(panel.lines))
         if shared:  # one legend for all, where it hides nothing
             handles, labels = axes[0].get_legend_handles_labels()
             ncols = math.ceil(len(labels) / math.ceil(len(labels) / LEGEND_COLUMNS))
             figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=9)
         for ax in axes[len(panels) :]:
             ax.set_visible(False)
+
+
+def _legend(ax: Any, lines: int) -> None:  # noqa: ANN401
+    """Among the lines, or below them where they leave no room."""
+    if lines <= FEW_LINES:
+        ax.legend(fontsize=8)
+    else:
+        ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
 
 
 def _plain_ticks(axis: Any, at: Sequence[float]) -> None:  # noqa: ANN401

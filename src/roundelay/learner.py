@@ -155,9 +155,13 @@ class Learner:
         self._run(self.strategy.before_saving())
         return {"steps": self.steps, "strategy": self.strategy.state_dict()}
 
+    def count_from(self, steps: int) -> None:
+        """Count steps from here, for a learner that goes on where another was."""
+        self.steps = self._steps_before = steps
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        self.steps = self._steps_before = int(state["steps"])
+        self.count_from(int(state["steps"]))
         self.strategy.load_state_dict(state["strategy"])
 
     def reform(self, mixing: Mixing, membership: Membership) -> None:

@@ -152,6 +152,7 @@ class Trainer:
         strategy = strategy_of(self.config, self.world)
         membership = self.company.term.membership
         with Learner(self.module, self.optimizer, strategy, transport, membership) as self.learner, self._audited():
+            self.learner.count_from(self._taken)
             if saved is not None:
                 self._restore(saved)
                 if self.world.rank == 0:

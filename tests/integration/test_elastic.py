@@ -63,7 +63,7 @@ def test_survivors_of_a_killed_learner_re_form_and_finish(tmp_path, strategy):
 
 
 def test_a_frozen_learner_is_dropped_and_comes_back_when_it_wakes(tmp_path):
-    outcome = once(config_of(epochs=60), faults(freeze=["1@1:8"]), tmp_path / "run")
+    outcome = once(config_of(epochs=120), faults(freeze=["1@1:6.5"]), tmp_path / "run")
     assert_nothing_lost(outcome)
     assert told(outcome)[:4] == [("dropped", 1), ("healed", None), ("joined", 1), ("healed", None)]
     rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if row.get("learner") == 1]

@@ -55,11 +55,8 @@ def test_uniform_shares_are_equal_and_begin_and_end_in_silence():
         uniform_alignment(7, ["TO"], LEXICON, TYING)
 
 
-def made_up(rng, words, coarticulation=0.0):
-    """Frames and true labels of some words, with silences here and there and phones of many lengths.
-
-    With coarticulation a state sounds different after each phone.
-    """
+def made_up(rng, words):
+    """Frames and true labels of some words, with silences here and there and phones of many lengths."""
     phones = [0]
     for word in words:
         phones += [TYING.number(phone) for phone in LEXICON[word][0]] + [0] * int(rng.random() < 0.3)
@@ -68,10 +65,7 @@ def made_up(rng, words, coarticulation=0.0):
     starts = np.cumsum(durations) - durations
     labels = state_labels(Occurrences(np.array(phones), starts.astype(np.int32), int(durations.sum())), TYING)
     means = np.random.default_rng(9).normal(scale=2.0, size=(TYING.num_states, 5))
-    shifts = np.random.default_rng(8).normal(scale=coarticulation, size=(TYING.num_states, len(TYING.phones), 5))
-    left = np.repeat([0, *phones[:-1]], durations)
-    frames = means[labels] + shifts[labels, left] + rng.standard_normal((len(labels), 5))
-    return frames.astype(np.float32), labels
+    return (means[labels] + rng.standard_normal((len(labels), 5))).astype(np.float32), labels
 
 
 def test_a_flat_start_finds_the_states_that_made_the_frames():
@@ -100,20 +94,6 @@ def test_further_utterances_are_aligned_by_the_states_of_known_ones():
     assert list(found.failed) == ["bad"]
 
 
-def test_triphones_find_states_that_depend_on_their_neighbours(monkeypatch):
-    rng = np.random.default_rng(4)
-    texts = {f"u{i}": " ".join(rng.choice(["A", "ATE", "TWO"], 4)) for i in range(150)}
-    made = {name: made_up(rng, text.split(), coarticulation=3.0) for name, text in texts.items()}
-
-    def errors():
-        start = flat_start({name: frames for name, (frames, _) in made.items()}, texts, LEXICON, TYING, workers=1)
-        return 1 - np.mean(np.concatenate([start.alignments.labels[n] == y for n, (_, y) in made.items()]))
-
-    with_triphones = errors()
-    monkeypatch.setattr("roundelay.speech.align._TRIPHONES", 1)
-    assert with_triphones < 0.95 * errors()
-
-
 def test_each_iteration_of_viterbi_training_lowers_the_cost():
     rng = np.random.default_rng(3)
     texts = {f"u{i}": "TWO ATE A TWO" for i in range(20)}
@@ -121,7 +101,7 @@ def test_each_iteration_of_viterbi_training_lowers_the_cost():
     for costs in flat_start(features, texts, LEXICON, TYING, workers=1).costs:
         # Transition probabilities are smoothed a little, so a little is allowed.
         assert (np.diff(costs) <= 1e-3 * abs(costs[0])).all()
-        assert costs[-1] <= costs[0]  # each of the three, so that none is empty
+        assert costs[-1] <= costs[0]
 
 
 def test_without_any_utterance_that_fits_the_reason_is_given():

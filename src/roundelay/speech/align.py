@@ -8,7 +8,6 @@ equal parts, then in turn
 
 Each of the two can only raise the total log likelihood. A linear map first makes the features suit diagonal covariances: the
 principal axes to begin with, then, once there are states, the directions that tell them apart (linear discriminant analysis).
-Last, where there are data enough, states are split by their neighbours (`tree.py`): then a Gaussian stands for fewer sounds.
 """
 
 from __future__ import annotations
@@ -24,16 +23,14 @@ from roundelay.errors import SpeechError
 from roundelay.speech.decode import Decoder, Hypothesis, Scales, Search, in_processes
 from roundelay.speech.gaussians import Gaussians, Statistics, discriminant_axes, principal_axes, scatter
 from roundelay.speech.graph import Graph, alignment_graph
-from roundelay.speech.hmm import Floats, Monophones, Occurrences, Tying, self_loops, state_labels
+from roundelay.speech.hmm import Floats, Occurrences, Tying, self_loops, state_labels
 from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.segments import Ints
-from roundelay.speech.tree import ContextStatistics, decision_tree, relabelled
 
 _BEAMS = (400.0, 1e6)  # graphs of one sentence are small: nearly everything, and if that is not enough, everything
 _DIMENSIONS = 40  # kept by the linear map
 _CONTEXT = 3  # frames to either side that the discriminant analysis sees
 _ITERATIONS = 10  # at most, under each of the two maps
-_TRIPHONES = 4  # times as many states as monophones have, at most, in the end
 _CONVERGED = 1e-3  # relative gain below which another iteration is not worth its time
 
 
@@ -55,10 +52,10 @@ class Alignments:
 
 @dataclass(frozen=True, eq=False)
 class FlatStart:
-    """Alignments from transcripts, and total costs after each iteration: under the first map, the second, with triphones."""
+    """Alignments from transcripts, and the total cost after each iteration, under the first and the second map."""
 
     alignments: Alignments
-    costs: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
+    costs: tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class Spoken(NamedTuple):
@@ -150,10 +147,10 @@ def flat_start(
     features: Frames,
     texts: Mapping[str, str],
     lexicon: Lexicon,
-    tying: Monophones,
+    tying: Tying,
     workers: int | None = None,
 ) -> FlatStart:
-    """State labels of monophones from features and transcripts alone."""
+    """State labels from features and transcripts alone; `tying` should be `Monophones`, for there is nothing to tie yet."""
     graphs, failed = alignment_graphs(texts, lexicon, tying)
     first: dict[str, Ints] = {}
     for name in graphs:
@@ -172,8 +169,7 @@ def flat_start(
     found, costs = _viterbi_training(simple, Alignments(first), graphs, tying.num_states, workers)
     sharp = _discriminant(simple, found, tying)
     found, more = _viterbi_training(sharp, found, graphs, tying.num_states, workers)
-    found, most = _with_neighbours(sharp, found, Spoken(texts, lexicon), tying, workers)
-    return FlatStart(Alignments(found.labels, {**failed, **found.failed}, found.cost), (costs, more, most))
+    return FlatStart(Alignments(found.labels, {**failed, **found.failed}, found.cost), (costs, more))
 
 
 def aligned_alike(
@@ -203,22 +199,6 @@ def _discriminant(
     seen = Statistics.of((wide[name] for name in found.labels), found.labels.values(), tying.num_states)
     axes = discriminant_axes(covariance, seen, _DIMENSIONS)
     return {name: (frames @ axes).astype(np.float32) for name, frames in wide.items()}
-
-
-def _with_neighbours(
-    features: Mapping[str, NDArray[Any]], found: Alignments, spoken: Spoken, tying: Monophones, workers: int | None
-) -> tuple[Alignments, tuple[float, ...]]:
-    """Viterbi training of tied triphones, told in monophones; what few data cannot support stays as it is."""
-    seen = ContextStatistics.of((features[name] for name in found.labels), found.labels.values(), tying)
-    tree = decision_tree(seen, _TRIPHONES * tying.num_states)
-    if tree.num_states == tying.num_states:
-        return found, ()
-    graphs, _ = alignment_graphs({name: spoken.texts[name] for name in found.labels}, spoken.lexicon, tree)
-    start = Alignments({name: relabelled(labels, tying, tree) for name, labels in found.labels.items()})
-    tied, costs = _viterbi_training(features, start, graphs, tree.num_states, workers)
-    plain_S = tying.states_per_phone * tree.phone_of_state + tree.position_of_state
-    labels = {name: plain_S[labels_T].astype(np.int32) for name, labels_T in tied.labels.items()}
-    return Alignments(labels, {**found.failed, **tied.failed}, tied.cost), costs
 
 
 def _viterbi_training(

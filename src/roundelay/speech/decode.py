@@ -207,7 +207,7 @@ class Trial:
     wer: float
 
 
-ACOUSTIC_SCALES = (0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56)
+ACOUSTIC_SCALES = (0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.8, 1.1)
 INSERTION_PENALTIES = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0)
 
 

@@ -24,6 +24,6 @@ class PacedDigits(Digits):
 
     def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         if PACED in os.environ:
-            pace_s = PACES_S[int(os.environ["RANK"])]
+            pace_s = PACES_S[int(os.environ["LOCAL_RANK"])]
             time.sleep(random.uniform(2 / 3 * pace_s, 4 / 3 * pace_s))
         return super().loss(module, batch)

@@ -88,6 +88,7 @@ class Learner:
         self.replica = Replica(self.module)
         everyone = self.membership  # also who leaves before we are attached: the mixing is laid over those who began
         self.transport.on_lost(self._lost)
+        self.transport.on_quiet(self._unheard)
         if not self._agreed:
             self._agree(everyone.living)
             self._take_first_weights(everyone.living)
@@ -309,6 +310,10 @@ class Learner:
         log.log(level, "learner %d has lost learner %d: %s", self.transport.rank, peer, reason)
         if not self._closed:  # the training thread may have heard of the loss first, and given up because of it
             self.strategy.lost(peer, reason)
+
+    def _unheard(self, peer: int, quiet: bool) -> None:  # noqa: FBT001  # a listener
+        if not self._closed:
+            self.strategy.unheard(peer, quiet)
 
     def _abort(self, error: BaseException) -> None:
         """Leave at once; those who count on this learner are told why."""

@@ -117,6 +117,7 @@ class Joined(VirtualLearner):
     def process(self, steps):
         self.strategy.attach(Replica(self.module), self.transport, self.membership)
         self.transport.on_lost(self.strategy.lost)
+        self.transport.on_quiet(self.strategy.unheard)
         for step in range(steps):
             self.gradient(step)
             yield self.compute_s(step)

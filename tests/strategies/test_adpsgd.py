@@ -8,6 +8,7 @@ from worlds import LR, train, weights, world
 
 from roundelay.errors import StrategyError
 from roundelay.membership import Membership
+from roundelay.membership.pulse import QUIET_S
 from roundelay.replica import Replica
 from roundelay.simulation import run
 from roundelay.strategies import ADPSGD
@@ -301,7 +302,7 @@ def test_bad_arguments_are_refused():
 
 
 def test_an_exchange_that_does_not_end_holds_nobody_up_who_has_another_neighbour():
-    # Learner 0 is cut off at 5.0, which the others know 5 s later; steps take 0.1 s, so that max_lead is reached at once.
+    # Learner 0 is cut off at 5.0, which is certain 5 s later; but after three missed beats nobody waits for it any more.
     mixing = complete(4)
     clock, network, learners = world(
         [ADPSGD(mixing, max_lead=4) for _ in range(4)], compute_s=lambda rank, step: 0.1 + 0.01 * rank
@@ -321,27 +322,9 @@ def test_an_exchange_that_does_not_end_holds_nobody_up_who_has_another_neighbour
         learner.gradient = gradient
     train(clock, network, learners, [110] * 4)
     for rank in (1, 2, 3):
-        assert max(np.diff(paces[rank])) < 0.5
+        assert max(np.diff(paces[rank])) < QUIET_S + 0.2
     assert max(leads) == 4
     assert max(np.diff(paces[0])) > 4.0  # which has nobody else, and may not lead by more
-
-
-def test_an_exchange_set_aside_still_counts_when_it_ends():
-    # A link of 3 s, and steps of 0.1 s: every exchange with learner 1 outlasts max_lead, but all of them end, and the sum stays.
-    mixing = complete(3)
-    clock, network, learners = world(
-        [ADPSGD(mixing, max_lead=4) for _ in range(3)], lr=0.0, momentum=0.0, latency_s=1.5
-    )
-    for learner, value in zip(learners, (0.0, 3.0, 9.0), strict=True):
-        with torch.no_grad():
-            for weight in learner.module.parameters():
-                weight.fill_(value)
-    train(clock, network, learners, [200] * 3)
-    X = weights(learners)
-    np.testing.assert_allclose(X.sum(axis=0), 12.0, atol=1e-9)
-    assert np.abs(X - 4.0).max() < 1e-3
-    finished = [learner.strategy.metrics()["exchanges_finished"] for learner in learners]
-    assert min(finished) > 20
 
 
 def test_saving_waits_for_nobody():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 BEAT_S = 0.5
 # Ten beats. A machine under heavy load delays a thread by a second or two, hardly ever by five.
 SILENCE_S = 5.0
+QUIET_S = 1.5  # three beats: no reason to give a peer up, but one not to wait for it
 SILENT = f"no heartbeat for {SILENCE_S:g} s"
 
 
@@ -37,4 +38,12 @@ class Pulse:
         self._looked = now
         if slept > SILENCE_S / 2:
             self._heard = {peer: last + slept for peer, last in self._heard.items()}
-        return [peer for peer, last in self._heard.items() if now - last > SILENCE_S]
+        return self._unheard_for(SILENCE_S)
+
+    def quiet(self) -> set[int]:
+        """Peers that have missed some beats. To be called after `silent`, which sees to time in which we stood still."""
+        return set(self._unheard_for(QUIET_S))
+
+    def _unheard_for(self, seconds: float) -> list[int]:
+        now = self._now()
+        return [peer for peer, last in self._heard.items() if now - last > seconds]

@@ -33,6 +33,7 @@ class VirtualLearner:
         """Train for `steps` steps, or for as many numbered steps as an iterable gives, finish and leave."""
         self.strategy.attach(Replica(self.module), self.transport, Membership.of(self.transport.size))
         self.transport.on_lost(self.strategy.lost)
+        self.transport.on_quiet(self.strategy.unheard)
         for step in range(steps) if isinstance(steps, int) else steps:
             self.gradient(step)
             yield self.compute_s(step)

@@ -133,6 +133,7 @@ class _RecipeLearner:
         run, strategy = self._run, self.strategy
         strategy.attach(Replica(self.module), self._transport, Membership.of(self._config.learners))
         self._transport.on_lost(strategy.lost)
+        self._transport.on_quiet(strategy.unheard)
         self.module.train()
         draws = self.plan.draws(Position(), [], run._cursor, lambda: self._steps)
         loader = batches(

@@ -47,8 +47,8 @@ class ADPSGD(Strategy):
     Args:
         mixing: its neighbours of round k say who may be called; fixed ring: successor and predecessor in turn, random
             ring: the successor in this round's permutation.
-        max_lead: own steps since the last finished exchange, own or served, after which a learner waits for one. An exchange
-            that has not ended by then, with a peer that is frozen perhaps, is set aside, and another neighbour called.
+        max_lead: own steps since the last finished exchange, own or served, after which a learner waits for one; not with
+            a peer that is not heard for a while: that exchange is set aside, and another neighbour called.
     """
 
     synchronous = False
@@ -59,6 +59,8 @@ class ADPSGD(Strategy):
         self.mixing, self.max_lead = mixing, max_lead
         self.round = 0
         self._gone: set[int] = set()
+        self._quiet: set[int] = set()  # not heard for a while
+        self._stir: Future[None] = Future()  # done when that has changed
         self._stepping = self._alone = False
 
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
@@ -103,11 +105,14 @@ class ADPSGD(Strategy):
         for _ in range(2 * self.mixing.size):  # no more: who is refused by all must find out that its weights are bad
             if self._lead < self.max_lead:
                 break
-            if not self._exchange.done() and self._aside[0].done():
+            stir = self._stir  # before looking at who is quiet
+            if not self._exchange.done() and self._aside[0].done() and self._peer in self._quiet:
                 self._set_aside()
             if self._exchange.done() and not self._exchange_again() and self._aside[0].done():
                 break
-            yield first_of(*(each for each in (self._exchange, self._aside[0]) if not each.done()))
+            pending = [each for each in (self._exchange, self._aside[0]) if not each.done()]
+            if pending:
+                yield first_of(stir, *pending)
         self._lock.acquire()
         self._stepping = True
         self._staleness_sum += self._since_read
@@ -138,7 +143,10 @@ class ADPSGD(Strategy):
         return True
 
     def _set_aside(self) -> None:
-        """Let an exchange that takes long end when it may; the next one has a buffer of its own."""
+        """Let an exchange with somebody who is not heard end when it may; the next one has a buffer of its own.
+
+        Only then: whoever corrects the same difference by two exchanges at a time overshoots.
+        """
         self._aside, self._exchange = (self._exchange, self._peer), done()
         spare = self._spare or Flat(self._live.views, self.transport.allocate)
         self._difference, self._spare = spare, self._difference
@@ -158,9 +166,9 @@ class ADPSGD(Strategy):
         for _ in range(2 * mixing.size):
             position = mixing.partner(own, self.round)
             self.round += 1
-            if position is not None and (peer := living[position]) not in self._gone and peer != busy:
+            if position is not None and (peer := living[position]) not in self._gone | self._quiet and peer != busy:
                 return peer
-        if len(living) > 1 and not self._alone and busy is None:
+        if len(living) > 1 and not self._alone and busy is None and not self._quiet:
             self._alone = True
             log.warning("learner %d has no neighbour left to exchange with and goes on alone", self.transport.rank)
         return None
@@ -251,6 +259,13 @@ class ADPSGD(Strategy):
     def lost(self, peer: int, reason: str) -> None:
         """Go on without `peer`."""
         self._gone.add(peer)
+        self._quiet.discard(peer)
+
+    def unheard(self, peer: int, quiet: bool) -> None:  # noqa: FBT001  # a listener
+        """Wait for nobody who is not heard; whoever waits looks again."""
+        (self._quiet.add if quiet else self._quiet.discard)(peer)
+        stir, self._stir = self._stir, Future()
+        stir.set_result(None)
 
     def abandon(self) -> None:
         """If the last step raised between the hooks, the lock is still held: release it."""

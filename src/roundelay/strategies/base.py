@@ -69,6 +69,9 @@ class Strategy(ABC):
     def lost(self, peer: int, reason: str) -> None:
         """`peer` is gone. May come from any thread."""
 
+    def unheard(self, peer: int, quiet: bool) -> None:  # noqa: FBT001  # a listener
+        """`peer` is not heard for a while, or is again. May come from any thread."""
+
     def abandon(self) -> None:
         """The step under way will not end; release what it holds."""
 

@@ -119,6 +119,11 @@ class SuperLearner(Strategy):
         if self.leads:
             self.between.lost(peer, reason)
 
+    def unheard(self, peer: int, quiet: bool) -> None:  # noqa: FBT001  # a listener
+        """As for a lost one."""
+        if self.leads:
+            self.between.unheard(peer, quiet)
+
     def abandon(self) -> None:
         """As the strategy between groups."""
         if self.leads:

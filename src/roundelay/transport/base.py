@@ -26,6 +26,9 @@ GAVE_UP = "it gave up"
 LostListener = Callable[[int, str], None]
 """Told once about every peer that is gone, and why."""
 
+QuietListener = Callable[[int, bool], None]
+"""Told about every peer that is not heard for a while (True), and when it is heard again (False)."""
+
 
 @dataclass
 class Traffic:
@@ -79,6 +82,7 @@ class Transport(ABC):
         self.refused = Refusals(f"learner {rank}")
         self.layout = 0  # of the weights that travel, told by who sends them: another one is refused; 0: not said
         self._listeners: list[LostListener] = []
+        self._quiet_listeners: list[QuietListener] = []
 
     def allocate(self, nbytes: int) -> Tensor:
         """A buffer of the kind this transport sends fastest."""
@@ -123,6 +127,14 @@ class Transport(ABC):
     def on_lost(self, listener: LostListener) -> None:
         """Have `listener` told about peers that are gone; it may be called from any thread."""
         self._listeners.append(listener)
+
+    def on_quiet(self, listener: QuietListener) -> None:
+        """Have `listener` told about peers that are not heard for a while; it may be called from any thread."""
+        self._quiet_listeners.append(listener)
+
+    def _tell_quiet(self, peer: int, *, quiet: bool) -> None:
+        for listener in list(self._quiet_listeners):
+            listener(peer, quiet)
 
     def check(self) -> None:
         """Raise what went wrong in the background since the last look, with its own traceback."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from roundelay.clock import VirtualClock
 from roundelay.errors import PeerLostError, RefusedError, RoundelayError
-from roundelay.membership.pulse import SILENCE_S, SILENT
+from roundelay.membership.pulse import QUIET_S, SILENCE_S, SILENT
 from roundelay.transport.base import GAVE_UP, LEFT, Handler, Transport
 
 REFUSED = "it serves no more calls"
@@ -46,8 +46,14 @@ class MemoryNetwork:
         now = self.clock.now()
         self.clock.call_later(at - now, lambda: self._cut.add(frozenset((a, b))))
         reason = SILENT
+        self.clock.call_later(at - now + QUIET_S, lambda: self._tell_quiet(a, b))
         self.clock.call_later(at - now + SILENCE_S, lambda: self.transports[a].lose(b, reason))
         self.clock.call_later(at - now + SILENCE_S, lambda: self.transports[b].lose(a, reason))
+
+    def _tell_quiet(self, a: int, b: int) -> None:
+        quiet = frozenset((a, b)) in self._cut
+        self.transports[a]._tell_quiet(b, quiet=quiet)
+        self.transports[b]._tell_quiet(a, quiet=quiet)
 
     def mend(self, a: int, b: int, at: float) -> None:
         """The link between `a` and `b` carries again from time `at`, and both find each other anew."""
@@ -56,6 +62,7 @@ class MemoryNetwork:
             self._cut.discard(frozenset((a, b)))
             self.transports[a].admit(b)
             self.transports[b].admit(a)
+            self._tell_quiet(a, b)
 
         self.clock.call_later(at - self.clock.now(), mended)
 

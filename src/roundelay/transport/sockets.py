@@ -564,6 +564,9 @@ class SocketTransport(Transport):
 
     def _noticed(self, event: Event, peer: int, reason: str) -> None:
         try:
+            if event in (Event.QUIET, Event.HEARD):
+                self._tell_quiet(peer, quiet=event == Event.QUIET)
+                return
             self._swaps.peer_finished(peer)
             if event != Event.FINISHED:
                 self._lose(peer, reason, owes_nothing=event == Event.LEFT)

@@ -23,6 +23,8 @@ class Event(Enum):
 
     FINISHED = "finished"  # takes no more rounds of its own, but still answers
     LEFT = "left"  # said goodbye: what it still owed has been sent
+    QUIET = "quiet"  # has missed some beats; it may be heard again
+    HEARD = "heard"  # is not quiet any more
     LOST = "lost"  # died, froze, was cut off, or gave up
 
 
@@ -47,6 +49,7 @@ class Watch:
         self._lock = threading.Lock()
         self._added = threading.Condition(self._lock)
         self._known: set[int] = set()
+        self._quiet: set[int] = set()
         self._lines: dict[int, _Line] = {}
         self._said: list[bytes] = []  # what a line that comes later must hear too
         self._wake, self._waker = socket.socketpair()
@@ -127,6 +130,12 @@ class Watch:
             for line in lines:
                 self._send(line, _BEAT)
             silent = set(self._pulse.silent())
+            quiet = self._pulse.quiet() - silent
+            news = [(Event.QUIET, peer) for peer in quiet - self._quiet]
+            news += [(Event.HEARD, peer) for peer in self._quiet - quiet if peer in self._lines]
+            self._quiet = quiet
+        for event, peer in news:
+            self._tell(event, peer, "")
         for line in lines:
             if line.peer in silent and self._lines.get(line.peer) is line:
                 self._lose(line, f"{SILENT}; it is frozen or cut off")

@@ -73,6 +73,8 @@ class ADPSGD(Strategy):
         transport.layout = self._live.layout
         self._lock = threading.Lock()  # guards the live weights and the counts below
         self._exchange: Future[None] = done()
+        self._calling = False  # the same as a flag, which costs nothing to look at
+        self._failure: BaseException | None = None  # what went wrong in the background
         self._peer: int | None = None  # with whom
         self._aside: tuple[Future[None], int | None] = done(), None  # an exchange that takes long, and with whom
         self._spare: Flat | None = None
@@ -99,25 +101,31 @@ class ADPSGD(Strategy):
     def before_step(self) -> Steps:
         """Under the live lock until after_step: the optimizer works on the live weights."""
         self.abandon()
-        for exchange in (self._exchange, self._aside[0]):
-            if exchange.done():
-                yield exchange  # raises here what went wrong in the background
-        for _ in range(2 * self.mixing.size):  # no more: who is refused by all must find out that its weights are bad
-            if self._lead < self.max_lead:
-                break
-            stir = self._stir  # before looking at who is quiet
-            if not self._exchange.done() and self._aside[0].done() and self._peer in self._quiet:
-                self._set_aside()
-            if self._exchange.done() and not self._exchange_again() and self._aside[0].done():
-                break
-            pending = [each for each in (self._exchange, self._aside[0]) if not each.done()]
-            if pending:
-                yield first_of(stir, *pending)
+        if self._failure is not None:
+            raise self._failure
+        if self._lead >= self.max_lead:
+            yield from self._wait_for_an_exchange()
         self._lock.acquire()
         self._stepping = True
         self._staleness_sum += self._since_read
         self._staleness_max = max(self._staleness_max, self._since_read)
         self.replica.lend(self._live)
+
+    def _wait_for_an_exchange(self) -> Steps:
+        """Until one has finished, own or served; not longer than somebody is left to exchange with."""
+        for _ in range(2 * self.mixing.size):  # no more: who is refused by all must find out that its weights are bad
+            if self._lead < self.max_lead:
+                return
+            stir = self._stir  # before looking at who is quiet
+            if self._calling and self._aside[0].done() and self._peer in self._quiet:
+                self._set_aside()
+            if not self._calling and not self._exchange_again() and self._aside[0].done():
+                return
+            pending = [each for each in (self._exchange, self._aside[0]) if not each.done()]
+            if pending:
+                yield first_of(stir, *pending)
+            if self._failure is not None:
+                raise self._failure
 
     def after_step(self) -> Steps:
         """Working <- live; then start an exchange with the next neighbour, unless one is under way."""
@@ -127,7 +135,7 @@ class ADPSGD(Strategy):
         self._lead += 1
         self._largest_lead = max(self._largest_lead, self._lead)
         self._since_read = 0
-        peer = self._next_peer() if self._exchange.done() else None
+        peer = None if self._calling else self._next_peer()
         self._stepping = False
         self._lock.release()
         if peer is not None:
@@ -147,7 +155,7 @@ class ADPSGD(Strategy):
 
         Only then: whoever corrects the same difference by two exchanges at a time overshoots.
         """
-        self._aside, self._exchange = (self._exchange, self._peer), done()
+        self._aside, self._exchange, self._calling = (self._exchange, self._peer), done(), False
         spare = self._spare or Flat(self._live.views, self.transport.allocate)
         self._difference, self._spare = spare, self._difference
 
@@ -155,7 +163,7 @@ class ADPSGD(Strategy):
         self._started += 1
         self._edges[peer] += 1
         exchange, difference = Future[None](), self._difference
-        self._exchange, self._peer = exchange, peer
+        self._exchange, self._peer, self._calling = exchange, peer, True
         reply = self.transport.call(peer, difference.storage, source=self._live.storage)
         reply.add_done_callback(lambda reply: self._replied(peer, reply, exchange, difference))
 
@@ -166,7 +174,9 @@ class ADPSGD(Strategy):
         for _ in range(2 * mixing.size):
             position = mixing.partner(own, self.round)
             self.round += 1
-            if position is not None and (peer := living[position]) not in self._gone | self._quiet and peer != busy:
+            if position is None or (peer := living[position]) == busy:
+                continue
+            if peer not in self._gone and peer not in self._quiet:
                 return peer
         if len(living) > 1 and not self._alone and busy is None and not self._quiet:
             self._alone = True
@@ -204,15 +214,14 @@ class ADPSGD(Strategy):
             self._apply_reply(peer, difference)
         except RefusedError:
             self._failed += 1
-            exchange.set_result(None)
         except PeerLostError as error:
             self._failed += 1
             self._gone.add(error.peer)
-            exchange.set_result(None)
         except BaseException as error:  # a future swallows what its callbacks raise: hand it to the training thread
-            exchange.set_exception(error)
-        else:
-            exchange.set_result(None)
+            self._failure = error
+        if exchange is self._exchange:
+            self._calling = False
+        exchange.set_result(None)
 
     def _apply_reply(self, peer: int, d: Flat) -> None:
         if not all_finite(d.parts):
@@ -236,6 +245,8 @@ class ADPSGD(Strategy):
         self.abandon()
         yield self._exchange
         yield self._aside[0]
+        if self._failure is not None:
+            raise self._failure
         self._show()
 
     def before_saving(self) -> Steps:

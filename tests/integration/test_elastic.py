@@ -43,6 +43,7 @@ def assert_nothing_lost(outcome):
     assert outcome["test"]["accuracy"] > 0.9
 
 
+@pytest.mark.slow
 def test_without_faults_every_chunk_is_used_once_and_the_sum_is_conserved(tmp_path):
     outcome = once(config_of(epochs=8), (), tmp_path / "run")
     assert_nothing_lost(outcome)
@@ -220,6 +221,7 @@ def test_learners_of_several_machines_meet_at_a_rendezvous(tmp_path, strategy):
     assert json.loads((folder / "results.json").read_text())["learners"] == 3
 
 
+@pytest.mark.slow
 def test_a_stranger_cannot_join(tmp_path):
     folder = tmp_path / "run"
     with Command("train", "tiny", "--learners", 2, "--slow", "0:12,1:12", "--epochs", 30, "--out", folder) as training:

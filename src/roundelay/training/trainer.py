@@ -385,6 +385,7 @@ class Trainer:
         write_whole(self.folder / "config.json", json.dumps(config, indent=2).encode())
         run = {"elapsed_s": self._elapsed(), "samples": self._samples_in_run, "learners": self.world.size}
         results = {"finished": True} | run | figures
+        self.task.leave(self.folder)
         write_whole(self.folder / "results.json", json.dumps(results, indent=2).encode())
 
     # Telling ---------------------------------------------------------------------------------------------------------------

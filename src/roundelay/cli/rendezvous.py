@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     place = place_of(args, (args.host or LOOPBACK, args.port))
     info: Message = {}
     store: object = None
-    if place.open_collectives or place.host == LOOPBACK:
+    if place.collectives_allowed:
         store, info["store"] = host_store(place.host)
     listener = open_listener(place.host, args.port)
     server = RendezvousServer(listener, place.security, Desk(time.monotonic, info=info))

@@ -347,6 +347,7 @@ class Desk:
             "info": self.info,
             "joins": False,
             "elapsed_s": elapsed_s,
+            "given": self._cursor.given if self._cursor else 0,
         }
         if (arriving := self._arriving.get(question.learner)) is not None:
             answer["living"][str(question.learner)] = arriving.address

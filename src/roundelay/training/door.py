@@ -52,7 +52,9 @@ class SocketDoor:
 
         store = self._connected_store()
         generation = term.membership.generation
-        collectives = _NoCollectives() if store is None else StoreCollectives(store, me, generation, hopeless)
+        collectives = (
+            _NoCollectives() if store is None else StoreCollectives(store, me, generation, self._host, hopeless)
+        )
         transport = SocketTransport(
             me, term.membership.size, listener, self._security, collectives, local_size=self._local_size
         )

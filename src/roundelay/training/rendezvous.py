@@ -228,7 +228,7 @@ class Rendezvous:
         self.on_term, self.on_stop = on_term, on_stop
         self.id: int | None = None
         self.info: Message = {}
-        self.elapsed_s = 0.0  # of the run, when this learner registered
+        self.elapsed_s, self.given = 0.0, 0  # of the run and of its budget, when this learner registered
         self.joins = False  # the others are under way, and hear of this learner when it has arrived
         self.term: Term | None = None
         self._mine: Address = ("", 0)
@@ -273,7 +273,8 @@ class Rendezvous:
         self._run_told, self._mine, self._dropped = asdict(run), mine, None
         answer = self._ask("register", id=wanted, address=mine, generation=NEVER_FORMED, run=self._run_told)
         self.id, self.info, self.term = int(answer["id"]), answer["info"], Term.of(answer)
-        self.joins, self.elapsed_s = bool(answer["joins"]), float(answer["elapsed_s"])
+        self.joins = bool(answer["joins"])
+        self.elapsed_s, self.given = float(answer["elapsed_s"]), int(answer["given"])
         return self.term
 
     def begin(self, total: int, used: Sequence[int]) -> None:

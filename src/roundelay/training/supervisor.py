@@ -49,6 +49,11 @@ class Place:
     host: str = LOOPBACK
     open_collectives: bool = False
 
+    @property
+    def collectives_allowed(self) -> bool:
+        """On this machine only, or because somebody said so."""
+        return self.open_collectives or self.host == LOOPBACK
+
     @classmethod
     def here(cls) -> Place:
         """This machine, with a secret of its own."""
@@ -116,8 +121,8 @@ class Supervisor:
         """Here, in this process; where it is stands in the run's directory, for learners that join later."""
         info: Message = {"folder": str(self.folder.resolve())}
         store: object = None
-        if self.config.collective:
-            store, info["store"] = host_store(LOOPBACK)
+        if self._place.collectives_allowed and self.config.collective:
+            store, info["store"] = host_store(self._place.host)
         desk = Desk(time.monotonic, self._events.put, info)
         self._server = RendezvousServer(open_listener(self._place.host), self._place.security, desk)
         self._address = self._server.address

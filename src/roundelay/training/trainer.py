@@ -131,8 +131,7 @@ class Trainer:
         self._done = 0  # draws used since this learner has registered
         self._used_before = past.used
         self._counts, self._earlier_s = past.counts, past.counts.elapsed_s if ready else self.line.elapsed_s
-        self._mark = len(past.used) // self.plan.every
-        self.judge.newest = self.plan.chunks.place(len(past.used))
+        self._begin_at(len(past.used) if ready else self.line.given)
         self._began = time.perf_counter()
         one_machine = self.world.local_size == self.world.size
         name = "metrics.jsonl" if one_machine else f"metrics-{self.world.rank // self.world.local_size}.jsonl"
@@ -142,6 +141,11 @@ class Trainer:
         self._meter = Meter(sinks, self.config.metrics.every_s)
         if self.config.metrics.audit:
             self._audit = Audit(self.module, self.optimizer, self.folder / f"chunks-{self.id}.txt")
+
+    def _begin_at(self, number: int) -> None:
+        """Marks before that chunk are others' business, or an earlier part's."""
+        self._mark = number // self.plan.every
+        self.judge.newest = self.plan.chunks.place(number)
 
     # Who takes part -----------------------------------------------------------------------------------------------------------
 
@@ -175,6 +179,7 @@ class Trainer:
         self._ready = False
         self._done, self._used = 0, []
         self._find_place()
+        self._begin_at(self.line.given)
 
     def _meet(self) -> None:
         """Synchronous learners begin a term: all bring how far they are, and go on from where all are."""

@@ -122,6 +122,7 @@ class StoreCollectives(_GroupCollectives):
         store: through which the members of a group find each other.
         rank: this learner.
         generation: of the membership; groups of another one have nothing to do with these.
+        host: the interface that Gloo listens on; by itself it takes the one of the machine's name.
         hopeless: whether one of these members is known to be lost, so that the group will never form.
     """
 
@@ -130,10 +131,12 @@ class StoreCollectives(_GroupCollectives):
         store: Any,  # noqa: ANN401
         rank: int,
         generation: int,
+        host: str,
         hopeless: Callable[[tuple[int, ...]], bool],
     ) -> None:
         super().__init__()
         self._store, self._rank, self._generation, self._hopeless = store, rank, generation, hopeless
+        self._host = host
         self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
@@ -166,11 +169,21 @@ class StoreCollectives(_GroupCollectives):
         store = dist.PrefixStore(  # type: ignore[attr-defined]
             f"{self._generation}/{engine}/{members}", self._store
         )
-        kind: Any = dist.ProcessGroupNCCL if engine == "nccl" else dist.ProcessGroupGloo
         try:
-            formed.set_result(kind(store, members.index(self._rank), len(members), FORMING))
+            formed.set_result(self._engine(engine, store, members.index(self._rank), len(members)))
         except BaseException as error:
             formed.set_exception(error)
+
+    def _engine(self, engine: str, store: Any, place: int, size: int) -> Any:  # noqa: ANN401
+        if engine == "nccl":
+            kind: Any = dist.ProcessGroupNCCL
+            options = kind.Options()
+        else:
+            kind = dist.ProcessGroupGloo
+            options = kind._Options()
+            options._devices = [kind.create_device(hostname=self._host)]
+        options._timeout = FORMING
+        return kind(store, place, size, options)
 
     def _held(self) -> list[Any]:
         return list(self._groups.values())

@@ -1,0 +1,83 @@
+"""Groups that form through a store, in threads of this process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from roundelay.launch import host_store, joined_store
+from roundelay.transport.process_group import StoreCollectives
+
+LOOPBACK = "127.0.0.1"
+MEMBERS = (1, 4, 7)
+
+
+@pytest.fixture
+def seats():
+    """A way to sit down as a learner of a generation."""
+    store, address = host_store(LOOPBACK)
+    made = []
+
+    def sit(rank, generation=0, hopeless=lambda members: False):
+        made.append(StoreCollectives(joined_store(address), rank, generation, LOOPBACK, hopeless))
+        return made[-1]
+
+    yield sit
+    for collectives in made:
+        collectives.close()
+    del store
+
+
+def together(work):
+    with ThreadPoolExecutor(len(MEMBERS)) as pool:
+        return list(pool.map(work, MEMBERS))
+
+
+def test_learners_are_summed_and_broadcast_by_number_not_by_place(seats):
+    def work(rank):
+        collectives, values, weights = seats(rank), torch.tensor([float(rank)]), torch.tensor([float(rank)])
+        collectives.all_reduce(values, MEMBERS).result()
+        collectives.broadcast(weights, 4, MEMBERS).result()
+        return float(values), float(weights)
+
+    assert together(work) == [(12.0, 4.0)] * 3
+
+
+def test_a_group_whose_member_is_lost_before_it_forms_is_given_up(seats):
+    with pytest.raises(ConnectionError, match="lost while it was being formed"):
+        seats(1, hopeless=lambda members: True).all_reduce(torch.zeros(1), (1, 2))
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs Linux's /proc to see who listens where")
+def test_nothing_listens_beyond_the_interface_that_was_named(seats):
+    before = listening_addresses()
+    seated = together(
+        lambda rank: (collectives := seats(rank)).all_reduce(torch.zeros(1), MEMBERS).result() or collectives
+    )
+    assert len(seated) == 3
+    assert set(listening_addresses() - before) <= {LOOPBACK}
+    assert listening_addresses()  # the store's, and Gloo's
+
+
+def listening_addresses() -> set[str]:
+    """Of this process's listening sockets."""
+    own = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            own.add(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            continue
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                packed = bytes.fromhex(fields[1].split(":")[0])
+                words = b"".join(packed[i : i + 4][::-1] for i in range(0, len(packed), 4))
+                found.add(socket.inet_ntop(family, words))
+    return found

@@ -68,6 +68,10 @@ class VirtualClock:
         due = self._now + delay_s if delay_s > 0.0 else self._now
         heapq.heappush(self._events, (due, next(self._order), action))
 
+    def call_at(self, due_s: float, action: Callable[[], None]) -> None:
+        """Have `action` done at that time, which is not past."""
+        heapq.heappush(self._events, (due_s, next(self._order), action))
+
     def after(self, delay_s: float) -> Future[None]:
         """A future completed `delay_s` from now."""
         future: Future[None] = Future()

@@ -1,39 +1,47 @@
-"""What metrics and checkpoints cost a run: the same run with and without them, interleaved."""
+"""What metrics and checkpoints cost a run, read off its steps: those that they fall in, against the others of the same run.
+
+Runs of their own, with and without, differ by more than what is sought: by 5 % on a machine that others use, too.
+"""
 
 from __future__ import annotations
 
-import json
-import statistics
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from roundelay.bench.models import EmulatedModel
 from roundelay.errors import RoundelayError
+from roundelay.training import rundir
 from roundelay.training.config import at_least
+from roundelay.training.metrics import read_rows
 from roundelay.training.task import Task, TaskConfig
+from roundelay.training.worker import NUMBER
 
 STEP_S = 0.02
-NEVER = "1e9"
-CASES = {
-    "neither": {"metrics.every_s": NEVER, "checkpoint.every_epochs": NEVER},
-    "metrics": {"metrics.every_s": "1", "checkpoint.every_epochs": NEVER},
-    "metrics and checkpoints": {"metrics.every_s": "1", "checkpoint.every_epochs": "0.5"},
-}
+AROUND_S = 0.5  # a checkpoint begins at most so long before its first file is there, and is over so long after its last
+FEWEST_CHECKPOINTS = 3
+RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
 class EmulatedConfig(TaskConfig):
-    """Attributes: parameters, of the model; steps, in an epoch."""
+    """Attributes: parameters, of the model; steps, in an epoch; trace, a folder for the times at which steps begin."""
 
     parameters: int = at_least(1000, 1_000_000)
     steps: int = at_least(1, 1000)
+    trace: str = ""
 
 
 class Emulated(Task):
@@ -41,6 +49,11 @@ class Emulated(Task):
 
     Config = EmulatedConfig
     config: EmulatedConfig
+
+    def __init__(self, config: EmulatedConfig, seed: int) -> None:
+        super().__init__(config, seed)
+        self._step = 0
+        self._times: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return self.config.steps
@@ -54,7 +67,13 @@ class Emulated(Task):
         return torch.ones(1, requires_grad=True)
 
     def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
-        """That number."""
+        """That number; and the time goes to the trace, a mapped file: a write to memory."""
+        if self._times is None and self.config.trace:
+            name = Path(self.config.trace) / f"{os.environ[NUMBER]}.npy"
+            self._times = open_memmap(name, mode="w+", dtype=np.float64, shape=(self.config.steps + 1,))
+        if self._times is not None:
+            self._times[self._step] = time.time()
+            self._step += 1
         loss: Tensor = module(batch).sum()
         return loss
 
@@ -64,38 +83,112 @@ class Emulated(Task):
 
 
 @dataclass(frozen=True)
+class Trace:
+    """One learner's part of a run.
+
+    Attributes:
+        times_s: when each step began.
+        rows: after how many steps it wrote a row of metrics.
+        savings: from when to when checkpoints were made, by anybody.
+    """
+
+    times_s: NDArray[np.float64]
+    rows: frozenset[int]
+    savings: Sequence[tuple[float, float]]
+
+    def gaps(self) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.intp]]:
+        """Of each step: its seconds, whether it wrote a row, whether a checkpoint was being made, and after which one it is."""
+        begin, end = self.times_s[:-1], self.times_s[1:]
+        wrote = np.isin(np.arange(1, len(self.times_s)), list(self.rows))
+        saving = np.zeros(len(begin), dtype=bool)
+        for first, last in self.savings:
+            saving |= (end > first) & (begin < last)
+        period = np.searchsorted([first for first, _ in self.savings], begin, side="right")
+        return end - begin, wrote, saving, period
+
+
+@dataclass(frozen=True)
 class Row:
-    """A case; overhead is the median over repetitions of the time a step takes more than with neither, as a fraction."""
+    """A case; overhead is what its steps take more than those of the same run that nothing falls in, as a fraction."""
 
     case: str
     steps_per_s: float
     overhead: float
-    overhead_range: tuple[float, float]
+    ci95: tuple[float, float]
 
 
-def run(*, learners: int, seconds: float, repetitions: int, progress: Callable[[str], None]) -> list[Row]:
-    """Measure every case `repetitions` times, interleaved."""
-    speeds: dict[str, list[float]] = {case: [] for case in CASES}
-    for _ in range(repetitions):
-        for case, settings in CASES.items():
-            speeds[case].append(_steps_per_s(learners, max(1, int(seconds / STEP_S) * learners), settings))
-            progress(case)
+def costs(traces: Sequence[Trace]) -> list[Row]:
+    r"""Mean time of a step against that of a calm one: $\overline{t} / \overline{t}_{calm} - 1$.
+
+    The interval is a bootstrap over the periods between checkpoints. Raises RoundelayError if there are too few.
+    """
+    seconds, wrote, saving, period = (np.concatenate(each) for each in zip(*(t.gaps() for t in traces), strict=True))
+    if len(traces[0].savings) < FEWEST_CHECKPOINTS:
+        raise RoundelayError(
+            f"the run was over after {len(traces[0].savings)} checkpoints, and {FEWEST_CHECKPOINTS} are needed to tell "
+            "what they cost: let it take longer with --seconds"
+        )
+    calm = ~wrote & ~saving
+    speed = sum((len(trace.times_s) - 1) / (trace.times_s[-1] - trace.times_s[0]) for trace in traces)
     rows = []
-    for case, measured in speeds.items():
-        overheads = [plain / speed - 1 for plain, speed in zip(speeds["neither"], measured, strict=True)]
-        spread = (min(overheads), max(overheads))
-        rows.append(Row(case, statistics.median(measured), statistics.median(overheads), spread))
+    for case, counted in {"metrics": ~saving, "metrics and checkpoints": np.ones_like(calm)}.items():
+        sums = _sums_by_period(seconds, period, counted, calm)
+        drawn = np.random.default_rng(0).integers(len(sums), size=(RESAMPLES, len(sums)))
+        low, high = np.quantile(_overhead(sums[drawn].sum(1)), (0.025, 0.975))
+        rows.append(Row(case, float(speed), float(_overhead(sums.sum(0))), (float(low), float(high))))
     return rows
 
 
-def _steps_per_s(learners: int, steps: int, settings: dict[str, str]) -> float:
-    chosen = {"learners": learners, "data.batch": 1, "budget.epochs": 1, "settings.steps": steps} | settings
-    words = [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
+def _sums_by_period(
+    seconds: NDArray[np.float64], period: NDArray[np.intp], *groups: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Of each period: seconds and number of the steps of every group."""
+    columns = [column for group in groups for column in (seconds * group, group)]
+    return np.stack([np.bincount(period, weights=column) for column in columns], axis=1)
+
+
+def _overhead(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    counted_s, counted, calm_s, calm = np.moveaxis(sums, -1, 0)
+    result: NDArray[np.float64] = (counted_s / counted) / (calm_s / calm) - 1
+    return result
+
+
+def measure(*, learners: int, seconds: float, checkpoint_every_s: float = 4.0) -> list[Row]:
+    """A run of `adpsgd` with a row of metrics a second and learner, and a checkpoint every few seconds."""
+    steps = max(1, int(seconds / STEP_S)) * learners
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
+        chosen: dict[str, Any] = {
+            "learners": learners,
+            "data.batch": 1,
+            "budget.epochs": 1,
+            "metrics.every_s": 1,
+            "checkpoint.every_epochs": checkpoint_every_s / seconds,
+            "checkpoint.keep": int(seconds / checkpoint_every_s) + 1,
+            "settings.steps": steps,
+            "settings.trace": folder,
+        }
+        words = [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
         command = [sys.executable, "-m", "roundelay", "train", f"{__name__}:Emulated", "--out", str(out), *words]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode:
             raise RoundelayError(f"the run that was to be measured failed: {ended.stderr.strip()}")
-        results = json.loads((out / "results.json").read_text())
-    return float(results["samples"] / results["elapsed_s"])
+        return costs(_traces(Path(folder), out, learners))
+
+
+def _traces(folder: Path, run: Path, learners: int) -> list[Trace]:
+    wrote: dict[int, set[int]] = {learner: set() for learner in range(learners)}
+    for row in read_rows(run / rundir.METRICS):
+        if row["kind"] == "learner":
+            wrote[row["learner"]].add(row["steps"])
+    savings = sorted(_made(each) for each in (run / "checkpoints").iterdir() if each.is_dir())
+    times = [np.load(folder / f"{learner}.npy") for learner in range(learners)]
+    return [
+        Trace(each[each > 0], frozenset(wrote[learner]), savings[:-1])  # the last one is made after the last step
+        for learner, each in enumerate(times)
+    ]
+
+
+def _made(checkpoint: Path) -> tuple[float, float]:
+    times = [file.stat().st_mtime for file in checkpoint.iterdir()]
+    return min(times) - AROUND_S, max(times) + AROUND_S

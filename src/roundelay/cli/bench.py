@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from roundelay.bench.throughput import Row
 
 PARAMETERS = (1_000_000, 10_000_000)
+CASE_S, OVERHEAD_S = 4.0, 60.0  # --seconds, unless said
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="emulated",
         help="sleep as an accelerator would, or a real LSTM",
     )
-    add("--seconds", type=duration, default=4.0, metavar="TIME", help="per case and repetition (default 4s)")
+    add("--seconds", type=duration, metavar="TIME", help="per case and repetition (default 4s; overhead: 60s, once)")
     add("--repetitions", type=positive_int, default=5, metavar="R", help="interleaved (default 5)")
     add("--plot", type=output_path, metavar="FILE", help="bar chart (.svg, .png, .pdf)")
     add("--json", action="store_true", help="print JSON")
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError("--slow goes with `bench stragglers`")
     if args.learners < 2:
         raise UsageError(f"a benchmark of communication needs at least 2 learners, got {args.learners}")
+    seconds = args.seconds or CASE_S
     learner, factor = (args.slow or (0, 10.0)) if args.what == "stragglers" else (0, 1.0)
     if learner >= args.learners:
         raise UsageError(f"--slow names learner {learner}, but there are {args.learners}, numbered from 0")
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
             bar.update(task, advance=1, description=f"{case.strategy} {case.parameters / 1e6:g} M")
 
         rows = throughput.run(
-            cases, learners=args.learners, seconds=args.seconds, repetitions=args.repetitions, progress=progress
+            cases, learners=args.learners, seconds=seconds, repetitions=args.repetitions, progress=progress
         )
     if args.plot:
         from roundelay.plots.bench import plot_rows
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
         document = {
             "rows": [dataclasses.asdict(row) for row in rows],
             "learners": args.learners,
-            "seconds": args.seconds,
+            "seconds": seconds,
             "repetitions": args.repetitions,
             "machine": throughput.machine(),
         }
@@ -101,25 +103,20 @@ def _overhead(args: argparse.Namespace) -> None:
 
     if args.slow or args.plot:
         raise UsageError("--slow and --plot do not go with `bench overhead`")
-    with _progress() as bar:
-        task = bar.add_task("starting learners", total=len(overhead.CASES) * args.repetitions)
-        rows = overhead.run(
-            learners=args.learners,
-            seconds=args.seconds,
-            repetitions=args.repetitions,
-            progress=lambda case: bar.update(task, advance=1, description=case),
-        )
+    seconds = args.seconds or OVERHEAD_S
+    with Console(stderr=True).status(f"a run of about {seconds:g} s"):
+        rows = overhead.measure(learners=args.learners, seconds=seconds)
     if args.json:
         document = {"rows": [dataclasses.asdict(row) for row in rows], "machine": throughput.machine()}
-        print(json.dumps(document | {"learners": args.learners, "seconds": args.seconds}, indent=2))
+        print(json.dumps(document | {"learners": args.learners, "seconds": seconds}, indent=2))
         return
-    table = Table(title="what a run's steps cost more, medians", title_justify="left")
+    table = Table(title="what steps take more than those of the same run that nothing falls in", title_justify="left")
     table.add_column("case")
-    for heading in ("steps/s", "overhead", "range"):
+    for heading in ("steps/s", "overhead", "95 %"):
         table.add_column(heading, justify="right")
     for row in rows:
-        spread = "{:.1%} to {:.1%}".format(*row.overhead_range)
-        table.add_row(row.case, f"{row.steps_per_s:.1f}", f"{row.overhead:.1%}", spread)
+        interval = "{:+.2%} to {:+.2%}".format(*row.ci95)
+        table.add_row(row.case, f"{row.steps_per_s:.1f}", f"{row.overhead:+.2%}", interval)
     Console().print(table)
 
 

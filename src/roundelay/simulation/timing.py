@@ -177,8 +177,7 @@ class _Network:
 
     def send(self, sender: int, receiver: int, action: Callable[[], None]) -> None:
         clock = self.clock
-        now = clock.now()
-        clock.call_later(self.ports.arrival(sender, receiver, self.model_bytes, now) - now, action)
+        clock.call_at(self.ports.arrival(sender, receiver, self.model_bytes, clock.now()), action)
 
 
 class _Caller(Transport):

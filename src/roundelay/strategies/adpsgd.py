@@ -7,13 +7,13 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from roundelay.clock import Steps, done, first_of
+from roundelay.clock import Steps, first_of
 from roundelay.errors import PeerLostError, RefusedError, StrategyError
 from roundelay.membership import Membership
 from roundelay.replica import NON_FINITE, Flat, Replica, all_finite
@@ -27,6 +27,43 @@ log = logging.getLogger("roundelay")
 HALF = 0.5  # w: pairs meet in the middle
 PIECE = 2**17  # elements: what is subtracted is still in the cache when it is added
 DISAGREEMENT_EVERY = 8  # exchanges: |s_i - x_j| costs a pass over the weights
+
+
+class _Exchange:
+    """An own call: with whom, and whether it is over. A future is made only for who waits for that: it costs as much as a step.
+
+    `finish` and `end` may come from two threads at once; each looks after it has written, so that one of them sees both.
+    """
+
+    def __init__(self, peer: int) -> None:
+        self.peer = peer
+        self.over = False
+        self._end: Future[None] | None = None
+
+    @classmethod
+    def none(cls) -> _Exchange:
+        """What has been over ever since."""
+        none = cls(peer=-1)
+        none.over = True
+        return none
+
+    def finish(self) -> None:
+        """It is over, whatever has become of it."""
+        self.over = True
+        self._wake()
+
+    def end(self) -> Future[None]:
+        """Done when it is over."""
+        if self._end is None:
+            self._end = Future()
+        if self.over:
+            self._wake()
+        return self._end
+
+    def _wake(self) -> None:
+        if self._end is not None:
+            with contextlib.suppress(InvalidStateError):  # both threads have come here
+                self._end.set_result(None)
 
 
 class ADPSGD(Strategy):
@@ -72,11 +109,8 @@ class ADPSGD(Strategy):
         self._difference = Flat(self._live.views, transport.allocate)
         transport.layout = self._live.layout
         self._lock = threading.Lock()  # guards the live weights and the counts below
-        self._exchange: Future[None] = done()
-        self._calling = False  # the same as a flag, which costs nothing to look at
+        self._exchange = self._aside = _Exchange.none()  # the last one; one that takes long
         self._failure: BaseException | None = None  # what went wrong in the background
-        self._peer: int | None = None  # with whom
-        self._aside: tuple[Future[None], int | None] = done(), None  # an exchange that takes long, and with whom
         self._spare: Flat | None = None
         self._steps = self._started = self._finished = self._served = self._failed = 0
         self._lead = self._largest_lead = self._since_read = 0
@@ -117,11 +151,11 @@ class ADPSGD(Strategy):
             if self._lead < self.max_lead:
                 return
             stir = self._stir  # before looking at who is quiet
-            if self._calling and self._aside[0].done() and self._peer in self._quiet:
+            if not self._exchange.over and self._aside.over and self._exchange.peer in self._quiet:
                 self._set_aside()
-            if not self._calling and not self._exchange_again() and self._aside[0].done():
+            if self._exchange.over and not self._exchange_again() and self._aside.over:
                 return
-            pending = [each for each in (self._exchange, self._aside[0]) if not each.done()]
+            pending = [each.end() for each in (self._exchange, self._aside) if not each.over]
             if pending:
                 yield first_of(stir, *pending)
             if self._failure is not None:
@@ -135,7 +169,7 @@ class ADPSGD(Strategy):
         self._lead += 1
         self._largest_lead = max(self._largest_lead, self._lead)
         self._since_read = 0
-        peer = None if self._calling else self._next_peer()
+        peer = self._next_peer() if self._exchange.over else None
         self._stepping = False
         self._lock.release()
         if peer is not None:
@@ -155,22 +189,22 @@ class ADPSGD(Strategy):
 
         Only then: whoever corrects the same difference by two exchanges at a time overshoots.
         """
-        self._aside, self._exchange, self._calling = (self._exchange, self._peer), done(), False
+        self._aside, self._exchange = self._exchange, _Exchange.none()
         spare = self._spare or Flat(self._live.views, self.transport.allocate)
         self._difference, self._spare = spare, self._difference
 
     def _call(self, peer: int) -> None:
         self._started += 1
         self._edges[peer] += 1
-        exchange, difference = Future[None](), self._difference
-        self._exchange, self._peer, self._calling = exchange, peer, True
+        exchange = self._exchange = _Exchange(peer)
+        difference = self._difference
         reply = self.transport.call(peer, difference.storage, source=self._live.storage)
-        reply.add_done_callback(lambda reply: self._replied(peer, reply, exchange, difference))
+        reply.add_done_callback(lambda reply: self._replied(reply, exchange, difference))
 
     def _next_peer(self) -> int | None:
         """The living neighbour of the next own round that has one; None if none is left."""
         mixing, living, own = self._laid
-        busy = None if self._aside[0].done() else self._aside[1]
+        busy = None if self._aside.over else self._aside.peer
         for _ in range(2 * mixing.size):
             position = mixing.partner(own, self.round)
             self.round += 1
@@ -207,11 +241,11 @@ class ADPSGD(Strategy):
                 live.sub_(difference, alpha=HALF)
             self._served -= 1
 
-    def _replied(self, peer: int, reply: Future[None], exchange: Future[None], difference: Flat) -> None:
+    def _replied(self, reply: Future[None], exchange: _Exchange, difference: Flat) -> None:
         """x_i <- x_i - d/2. In some thread of the transport, or on the virtual clock."""
         try:
             reply.result()
-            self._apply_reply(peer, difference)
+            self._apply_reply(exchange.peer, difference)
         except RefusedError:
             self._failed += 1
         except PeerLostError as error:
@@ -219,9 +253,7 @@ class ADPSGD(Strategy):
             self._gone.add(error.peer)
         except BaseException as error:  # a future swallows what its callbacks raise: hand it to the training thread
             self._failure = error
-        if exchange is self._exchange:
-            self._calling = False
-        exchange.set_result(None)
+        exchange.finish()
 
     def _apply_reply(self, peer: int, d: Flat) -> None:
         if not all_finite(d.parts):
@@ -243,8 +275,8 @@ class ADPSGD(Strategy):
     def drain(self) -> Steps:
         """Wait for the own exchanges, and show the live weights to the module."""
         self.abandon()
-        yield self._exchange
-        yield self._aside[0]
+        yield self._exchange.end()
+        yield self._aside.end()
         if self._failure is not None:
             raise self._failure
         self._show()

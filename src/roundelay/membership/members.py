@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,11 @@ class Membership:
 
     def position(self, learner: int) -> int:
         """Where in the mixing `learner` stands."""
-        return self.living.index(learner)
+        return self._positions[learner]
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {learner: position for position, learner in enumerate(self.living)}
 
     def without(self, learner: int) -> Membership:
         """The next generation, one learner fewer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ Compute = Callable[[int, int, float], float]
 """Seconds that `learner` computes in its own `step`, begun at virtual time `now`."""
 
 BLOCK = 128  # steps drawn at once: a generator costs as much as a hundred draws
-BLOCKS_KEPT = 20_000
 
 
 def constant(seconds: float) -> Compute:
@@ -28,12 +26,18 @@ def lognormal(mean_s: float, spread: float, seed: int = 0) -> Compute:
     """Independent from step to step, with standard deviation `spread` x mean."""
     sigma2 = float(np.log1p(spread**2))
 
-    @functools.lru_cache(maxsize=BLOCKS_KEPT)
-    def block(learner: int, number: int) -> array[float]:
-        rng = np.random.default_rng((seed, learner, number))
-        return array("d", mean_s * rng.lognormal(-sigma2 / 2, sigma2**0.5, BLOCK))
+    drawn: dict[int, tuple[int, array[float]]] = {}  # of each learner: the block it is in
 
-    return lambda learner, step, now: block(learner, step // BLOCK)[step % BLOCK]
+    def seconds(learner: int, step: int, now: float) -> float:
+        number, place = divmod(step, BLOCK)
+        block = drawn.get(learner)
+        if block is None or block[0] != number:
+            rng = np.random.default_rng((seed, learner, number))
+            block = number, array("d", mean_s * rng.lognormal(-sigma2 / 2, sigma2**0.5, BLOCK))
+            drawn[learner] = block
+        return block[1][place]
+
+    return seconds
 
 
 def slowed(base: Compute, factors: Mapping[int, float]) -> Compute:

@@ -106,6 +106,7 @@ class Remembered(Mixing):
         super().__init__(mixing.name, mixing.size, mixing.period)
         self._mixing = mixing
         self.partners = functools.cache(self._relabelled if isinstance(mixing, RelabelledMixing) else self._others)
+        self._ranks = list(range(mixing.size))  # the same numbers in all tables: a number of one's own is far away in memory
 
     def row(self, rank: int, round: int = 0) -> dict[int, float]:
         """As it was."""
@@ -120,7 +121,7 @@ class Remembered(Mixing):
 
     def _relabelled(self, round: int) -> list[int | None]:
         assert isinstance(self._mixing, RelabelledMixing)
-        learner: list[int] = permutation(self.size, self._mixing.seed, round).all().tolist()
+        learner = [self._ranks[rank] for rank in permutation(self.size, self._mixing.seed, round).all().tolist()]
         table: list[int | None] = [None] * self.size
         for position, other in enumerate(self._base):
             table[learner[position]] = None if other is None else learner[other]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
@@ -106,6 +106,7 @@ class ADPSGD(Strategy):
         super().attach(replica, transport, membership)
         self._lay(self.mixing, membership)
         self._live = replica.flat(transport.allocate)
+        self._live_pieces = _pieces(self._live.parts)
         self._difference = Flat(self._live.views, transport.allocate)
         transport.layout = self._live.layout
         self._lock = threading.Lock()  # guards the live weights and the counts below
@@ -116,7 +117,7 @@ class ADPSGD(Strategy):
         self._lead = self._largest_lead = self._since_read = 0
         self._staleness_sum = self._staleness_max = 0
         self._disagreement2 = 0.0
-        self._edges: Counter[int] = Counter()
+        self._edges: defaultdict[int, int] = defaultdict(int)
         transport.serve(self._answer, self._take_back)
 
     def _lay(self, mixing: Mixing, membership: Membership) -> None:
@@ -228,7 +229,7 @@ class ADPSGD(Strategy):
         if not all_finite(parts):
             raise RefusedError(peer, NON_FINITE)
         with self._lock:
-            for difference, live in zip(_in_pieces(parts), _in_pieces(self._live.parts), strict=True):
+            for difference, live in zip(_pieces(parts), self._live_pieces, strict=True):
                 difference.sub_(live)
                 live.add_(difference, alpha=HALF)  # halving is exact, so both ends apply the same number
             self._served += 1
@@ -341,7 +342,7 @@ class ADPSGD(Strategy):
             "lead": self._lead,
             "lead_max": self._largest_lead,
             "spread": spread(self._disagreement2, self.membership.size),
-            "peers_lost": len(self._gone.intersection(self.membership.living)),
+            "peers_lost": len([peer for peer in self._gone if peer in self.membership.living]),
         } | {f"exchanges_with_{peer}": count for peer, count in sorted(self._edges.items())}
 
     def state_dict(self) -> dict[str, Any]:
@@ -355,6 +356,5 @@ class ADPSGD(Strategy):
             self.replica.copy_to(self._live)
 
 
-def _in_pieces(parts: list[Tensor]) -> Iterator[Tensor]:
-    for part in parts:
-        yield from part.split(PIECE)
+def _pieces(parts: list[Tensor]) -> list[Tensor]:
+    return [piece for part in parts for piece in part.split(PIECE)]

@@ -6,6 +6,7 @@ them silently. They are copied, all in one call.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 
@@ -134,7 +135,7 @@ def all_finite(parts: Iterable[Tensor]) -> bool:
     """
     for part in parts:
         total = part.sum(dtype=torch.float32 if part.dtype.itemsize < 4 else None)
-        if not torch.isfinite(total) and not torch.isfinite(part).all():  # the sum alone may be too large
+        if not math.isfinite(float(total)) and not torch.isfinite(part).all():  # the sum alone may be too large
             return False
     return True
 

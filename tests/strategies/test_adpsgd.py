@@ -276,7 +276,7 @@ def test_a_reply_that_nobody_got_is_taken_back():
     before = strategy.weights().storage.clone()
     request = torch.randn(1, 3).view(torch.uint8).flatten()
     request = torch.nn.functional.pad(request, (0, strategy.weights().storage.nbytes - request.nbytes))
-    strategy._answer(0, request)
+    strategy._answer(0, request, request)
     assert not torch.equal(strategy.weights().storage, before)
     strategy._take_back(0, request)
     torch.testing.assert_close(strategy.weights().storage.view(torch.float32), before.view(torch.float32))

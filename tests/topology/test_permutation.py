@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 from scipy import stats
 
-from roundelay.topology.permutation import TABLE_LIMIT, Permutation, key, mix64, permutation
+from roundelay.topology.permutation import FEW, TABLE_LIMIT, Permutation, key, mix64, permutation
 
 words = st.integers(0, 2**64 - 1)
 feistel_sizes = st.integers(TABLE_LIMIT + 1, 3 * TABLE_LIMIT)
@@ -59,6 +59,12 @@ def test_hashing_is_splitmix64():
         0x6E789E6AA1B965F4,
         0x06C45D188009454F,
     ]
+
+
+@given(st.integers(1, FEW), st.integers(0, 2**64 - 1))
+def test_few_learners_are_sorted_one_by_one_as_many_are_together(size, seed):
+    hashes = mix64(np.arange(size, dtype=np.uint64) * 0x9E3779B97F4A7C15 + np.uint64(key(seed)))
+    assert Permutation(size, seed).all().tolist() == np.argsort(hashes, kind="stable").tolist()
 
 
 def test_permutations_are_the_same_on_every_machine_and_for_ever():

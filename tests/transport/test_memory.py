@@ -95,7 +95,7 @@ def test_pushes_that_came_before_the_end_are_answered_when_it_comes():
 
 def test_a_call_is_answered_in_place():
     clock, network = make(2, latency_s=0.25)
-    network.transports[1].serve(lambda peer, buffer: buffer.add_(10 + peer))
+    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + (10 + peer)))
     buffer = number(1)
     future = network.transports[0].call(1, buffer)
     clock.run(until=0.4)
@@ -111,7 +111,7 @@ def test_a_call_before_serve_waits_for_it():
     future = network.transports[0].call(1, buffer)
     clock.run()
     assert not future.done()
-    network.transports[1].serve(lambda peer, buffer: buffer.add_(1))
+    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
     clock.run()
     assert future.done()
     assert int(buffer) == 2
@@ -138,7 +138,7 @@ def test_a_call_that_has_waited_is_refused_when_serving_ends():
 
 def test_a_reply_under_way_arrives_although_its_sender_has_left():
     clock, network = make(2, latency_s=1.0)
-    network.transports[1].serve(lambda peer, buffer: buffer.add_(1))
+    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
     buffer = number(1)
     future = network.transports[0].call(1, buffer)
     clock.call_later(1.5, network.transports[1].close)
@@ -149,7 +149,7 @@ def test_a_reply_under_way_arrives_although_its_sender_has_left():
 
 def test_who_has_left_in_order_cannot_die_any_more():
     clock, network = make(2, latency_s=1.0)
-    network.transports[1].serve(lambda peer, buffer: buffer.add_(1))
+    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
     future = network.transports[0].call(1, number(1))
     clock.call_later(1.5, network.transports[1].close)
     network.kill(1, at=1.7)  # its reply is still on its way
@@ -159,7 +159,7 @@ def test_who_has_left_in_order_cannot_die_any_more():
 
 def test_a_call_that_reaches_nobody_fails_when_the_peer_leaves():
     clock, network = make(2, latency_s=1.0)
-    network.transports[1].serve(lambda peer, buffer: buffer.add_(1))
+    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
     future = network.transports[0].call(1, number(1))
     clock.call_later(0.5, network.transports[1].close)
     clock.run()
@@ -170,7 +170,7 @@ def test_a_call_that_reaches_nobody_fails_when_the_peer_leaves():
 
 def test_messages_take_latency_plus_size_over_bandwidth():
     clock, network = make(2, latency_s=0.5, bandwidth_Bps=100.0)
-    network.transports[1].serve(lambda peer, buffer: None)
+    network.transports[1].serve(lambda peer, request, reply: None)
     network.transports[0].call(1, torch.zeros(50, dtype=torch.uint8))
     clock.run()
     assert clock.now() == 2 * (0.5 + 50 / 100)
@@ -178,7 +178,7 @@ def test_messages_take_latency_plus_size_over_bandwidth():
 
 def test_traffic_is_counted_at_both_ends():
     clock, network = make(2)
-    network.transports[1].serve(lambda peer, buffer: None)
+    network.transports[1].serve(lambda peer, request, reply: None)
     network.transports[0].call(1, torch.zeros(50, dtype=torch.uint8))
     clock.run()
     for transport, peer in zip(network.transports, (1, 0), strict=True):
@@ -193,7 +193,7 @@ def test_a_killed_learner_fails_what_depends_on_it_and_nothing_else():
     clock, network = make()
     lost = []
     network.transports[0].on_lost(lambda peer, reason: lost.append((clock.now(), peer)))
-    network.transports[1].serve(lambda peer, buffer: buffer.add_(1))
+    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
     doomed = network.transports[0].call(2, number(1))
     network.kill(2, at=3.0)
     clock.run()
@@ -222,7 +222,7 @@ def test_both_ends_of_a_cut_link_notice_after_the_silence_and_others_do_not():
     lost = []
     for transport in network.transports:
         transport.on_lost(lambda peer, _, rank=transport.rank: lost.append((clock.now(), rank, peer)))
-        transport.serve(lambda peer, buffer: None)
+        transport.serve(lambda peer, request, reply: None)
     network.cut(0, 1, at=2.0)
     clock.run(until=2.5)
     futures = [network.transports[0].call(peer, number(1)) for peer in (1, 2)]

@@ -38,10 +38,10 @@ def test_on_the_virtual_clock_a_handler_may_refuse_a_call_and_goes_on_serving():
     network = MemoryNetwork(clock, 2, latency_s=1.0)
     caller, answerer = network.transports
 
-    def handler(peer, buffer):
-        if buffer[0] == 7:
+    def handler(peer, request, reply):
+        if request[0] == 7:
             raise RefusedError(peer, "sevens")
-        buffer.add_(1)
+        reply.copy_(request + 1)
 
     answerer.serve(handler)
     buffers = [torch.tensor([value], dtype=torch.uint8) for value in (7, 8)]

@@ -88,7 +88,7 @@ def test_keys_differ_by_secret_run_and_purpose():
 def test_calls_and_swaps_work_over_tls(tls, share_memory, nbytes):
     with loopback(3, share_memory=share_memory, security=tls) as transports:
         for transport in transports:
-            transport.serve(lambda peer, buffer: buffer.add_(1))
+            transport.serve(lambda peer, request, reply: reply.copy_(request + 1))
 
         def work(rank):
             transport, peer = transports[rank], (rank + 1) % 3
@@ -174,7 +174,7 @@ class Tap:
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_with_tls_the_weights_cannot_be_read_on_the_way(tls, encrypted):
     with loopback(2, share_memory=False, security=tls if encrypted else PLAIN) as (a, b):
-        b.serve(lambda peer, buffer: None)
+        b.serve(lambda peer, request, reply: None)
         tap = Tap(a._addresses[1])
         a._addresses[1] = tap.address
         buffer = a.allocate(100_000).fill_(0xAB)
@@ -244,5 +244,5 @@ def test_machines_whose_clocks_differ_accept_the_runs_certificate(tmp_path):
     subprocess.run(command.split(), check=True, capture_output=True, cwd=tmp_path)
     (tmp_path / "over.pem").replace(tmp_path / "cert.pem")
     with loopback(2, security=PLAIN.with_tls(tmp_path)) as (a, b):
-        b.serve(lambda peer, buffer: None)
+        b.serve(lambda peer, request, reply: None)
         a.call(1, a.allocate(8)).result(PATIENCE_S)

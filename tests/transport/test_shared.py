@@ -20,8 +20,7 @@ def memories():
 def test_both_sides_see_the_same_bytes(memories):
     ours, theirs = memories
     buffer = ours.allocate(1000)
-    fd, offset = ours.locate(buffer)
-    mapped = theirs.map(os.getpid(), fd, offset, 1000)
+    mapped = theirs.map(os.getpid(), ours.locate(buffer), 1000)
     buffer.fill_(7)
     assert (mapped == 7).all()
     mapped.fill_(9)
@@ -30,14 +29,14 @@ def test_both_sides_see_the_same_bytes(memories):
 
 def test_a_buffer_is_mapped_once(memories):
     ours, theirs = memories
-    fd, offset = ours.locate(ours.allocate(64))
-    assert theirs.map(os.getpid(), fd, offset, 64).data_ptr() == theirs.map(os.getpid(), fd, offset, 32).data_ptr()
+    fd = ours.locate(ours.allocate(64))
+    assert theirs.map(os.getpid(), fd, 64).data_ptr() == theirs.map(os.getpid(), fd, 32).data_ptr()
 
 
 def test_only_own_buffers_are_located(memories):
     ours, theirs = memories
-    assert ours.locate(torch.zeros(8, dtype=torch.uint8)) is None
-    assert ours.locate(theirs.allocate(8)) is None
+    assert ours.locate(torch.zeros(8, dtype=torch.uint8)) == -1
+    assert ours.locate(theirs.allocate(8)) == -1
 
 
 def test_an_empty_buffer_is_a_buffer(memories):
@@ -48,7 +47,7 @@ def test_an_empty_buffer_is_a_buffer(memories):
 def test_memory_outlives_the_descriptor(memories):
     ours, _ = memories
     buffer = ours.allocate(8)
-    fd, _ = ours.locate(buffer)
+    fd = ours.locate(buffer)
     ours.close()
     buffer.fill_(3)
     assert int(buffer.sum()) == 24
@@ -58,4 +57,4 @@ def test_memory_outlives_the_descriptor(memories):
 
 def test_what_cannot_be_opened_is_an_os_error(memories):
     with pytest.raises(OSError, match="No such file"):
-        memories[0].map(os.getpid(), 987654, 0, 8)
+        memories[0].map(os.getpid(), 987654, 8)

@@ -50,7 +50,7 @@ def test_all_learners_call_each_other_at_once_and_every_reply_is_right(share_mem
     size, calls = 4, 40
     with loopback(size, share_memory=share_memory) as transports:
         for transport in transports:
-            transport.serve(lambda peer, buffer, rank=transport.rank: buffer.add_(10 * rank + peer))
+            transport.serve(lambda peer, request, reply, rank=transport.rank: reply.copy_(request + (10 * rank + peer)))
 
         def work(rank):
             transport, rng = transports[rank], random.Random(rank)
@@ -67,10 +67,24 @@ def test_all_learners_call_each_other_at_once_and_every_reply_is_right(share_mem
     assert sum(sum(t.traffic.messages.values()) for t in transports) == 2 * size * calls
 
 
+@pytest.mark.parametrize("share_memory", [True, False])
+def test_with_a_source_only_the_reply_comes_into_the_buffer(share_memory):
+    with loopback(2, share_memory=share_memory) as (a, b):
+        b.serve(lambda peer, request, reply: reply.copy_(request + 1))
+        source, buffer = a.allocate(4096).fill_(5), a.allocate(4096)
+        for sent in (5, 7):
+            a.call(1, buffer, source=source.fill_(sent)).result(PATIENCE_S)
+            assert (buffer == sent + 1).all()
+            assert (source == sent).all()
+        elsewhere = torch.full((4096,), 9, dtype=torch.uint8)  # in no memory that could be shared
+        a.call(1, buffer, source=elsewhere).result(PATIENCE_S)
+        assert (buffer == 10).all()
+
+
 def test_learners_with_and_without_shared_memory_talk_to_each_other():
     with loopback(3, share_memory=[True, False, True]) as transports:
         for transport in transports:
-            transport.serve(lambda peer, buffer: buffer.add_(1))
+            transport.serve(lambda peer, request, reply: reply.copy_(request + 1))
         for rank, peer in [(0, 1), (1, 0), (0, 2)]:
             buffer = transports[rank].allocate(64).fill_(5)
             transports[rank].call(peer, buffer).result(PATIENCE_S)
@@ -84,7 +98,7 @@ def test_a_call_waits_until_it_is_served(share_memory):
         future = a.call(1, buffer)
         served = threading.Event()
         assert not wait([future], timeout=0.05).done
-        b.serve(lambda peer, buffer: (buffer.add_(1), served.set()))
+        b.serve(lambda peer, request, reply: (reply.copy_(request + 1), served.set()))
         future.result(PATIENCE_S)
         assert served.is_set()
         assert (buffer == 2).all()
@@ -93,7 +107,7 @@ def test_a_call_waits_until_it_is_served(share_memory):
 @both
 def test_after_serve_none_calls_are_refused_and_none_is_being_served(share_memory):
     with loopback(2, share_memory=share_memory) as (a, b):
-        b.serve(lambda peer, buffer: buffer.add_(1))
+        b.serve(lambda peer, request, reply: reply.copy_(request + 1))
         buffer = a.allocate(8).fill_(1)
         a.call(1, buffer).result(PATIENCE_S)
         b.serve(None)
@@ -107,7 +121,7 @@ def test_after_serve_none_calls_are_refused_and_none_is_being_served(share_memor
 def test_serve_none_waits_for_the_call_being_served():
     inside, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def slow(peer, buffer):
+    def slow(peer, request, reply):
         inside.set()
         assert go_on.wait(PATIENCE_S)
         ended.set()
@@ -127,7 +141,7 @@ def test_serve_none_waits_for_the_call_being_served():
 
 @pytest.mark.parametrize("kind", [ValueError, ConnectionResetError, PeerLostError])
 def test_what_a_handler_raises_reaches_the_training_thread_with_its_traceback(kind):
-    def unlucky_handler(peer, buffer):
+    def unlucky_handler(peer, request, reply):
         raise kind(1, "in the handler")
 
     with loopback(3) as transports:
@@ -231,7 +245,7 @@ def test_who_waits_for_a_learner_that_dies_hears_who_it_was(share_memory):
         lost = []
         told = threading.Event()
         a.on_lost(lambda peer, reason: (lost.append((peer, reason)), told.set()))
-        c.serve(lambda peer, buffer: None)
+        c.serve(lambda peer, request, reply: None)
         futures = [
             a.call(1, a.allocate(8)),
             a.swap(0, a.allocate(8), {1: a.allocate(8)}),
@@ -269,7 +283,7 @@ def test_who_leaves_in_order_takes_nothing_back():
 
 def test_a_frozen_peer_does_not_block_others_while_it_is_connected_to(monkeypatch):
     with loopback(3) as (a, b, c), socket.create_server(("127.0.0.1", 0)) as frozen:
-        b.serve(lambda peer, buffer: buffer.add_(1))
+        b.serve(lambda peer, request, reply: reply.copy_(request + 1))
         a._addresses[2] = frozen.getsockname()[:2]  # accepted by its kernel, never answered
         stuck = a.call(2, a.allocate(8))
         buffer = a.allocate(8).fill_(1)
@@ -288,10 +302,10 @@ def test_a_frozen_peer_does_not_block_others_while_it_is_connected_to(monkeypatc
 def test_a_reply_that_cannot_be_sent_is_undone():
     inside, go_on, undone = threading.Event(), threading.Event(), []
 
-    def handler(peer, buffer):
+    def handler(peer, request, reply):
         inside.set()
         assert go_on.wait(PATIENCE_S)
-        buffer.fill_(9)
+        reply.fill_(9)
 
     with loopback(2, share_memory=False) as (a, _):
         a.serve(handler, undo=lambda peer, reply: undone.append((peer, reply.tolist())))
@@ -311,7 +325,7 @@ def test_a_reply_that_cannot_be_sent_is_undone():
 )
 def test_garbage_on_a_lane_ends_that_connection_and_nothing_else(garbage, caplog):
     with loopback(2) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):
-        a.serve(lambda peer, buffer: buffer.add_(1))
+        a.serve(lambda peer, request, reply: reply.copy_(request + 1))
         with raw_lane(a).connection as lane:
             lane.sendall(garbage)
             lane.shutdown(socket.SHUT_WR)
@@ -336,7 +350,7 @@ def test_strangers_at_the_door_are_sent_away(knock, caplog):
     with loopback(2) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):
         with socket.create_connection(a._listener.getsockname()[:2], timeout=PATIENCE_S) as stranger:
             _knock(stranger, knock)
-        a.serve(lambda peer, buffer: buffer.add_(1))
+        a.serve(lambda peer, request, reply: reply.copy_(request + 1))
         b.call(0, b.allocate(8)).result(PATIENCE_S)
         a.check()
     assert "refused a connection" in caplog.text
@@ -359,7 +373,7 @@ def test_close_leaves_no_thread_and_no_file_behind_and_may_be_called_again(share
     threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     with loopback(3, share_memory=share_memory) as transports:
         for transport in transports:
-            transport.serve(lambda peer, buffer: None)
+            transport.serve(lambda peer, request, reply: None)
 
         def work(rank):
             transport = transports[rank]
@@ -414,7 +428,7 @@ def test_a_caller_that_freezes_in_the_middle_of_a_request_does_not_hang_close():
             return receive(channel, buffer, header)
 
         a._receive = blocked
-        a.serve(lambda peer, request: None)
+        a.serve(lambda peer, request, reply: None)
         with b._lane(0) as lane:
             lane.channel.send(Header(Kind.CALL, 1000))
             lane.connection.sendall(b"only the beginning")

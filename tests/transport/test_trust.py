@@ -22,8 +22,8 @@ from roundelay.transport.wire import Hello, Purpose
 both = pytest.mark.parametrize("share_memory", [True, False], ids=["shared", "sockets"])
 
 
-def add_one(peer, buffer):
-    buffer.add_(1)
+def add_one(peer, request, reply):
+    reply.copy_(request + 1)
 
 
 @contextlib.contextmanager
@@ -248,10 +248,10 @@ def test_a_learner_of_another_run_is_a_stranger():
 
 @both
 def test_a_handler_may_refuse_a_call_and_nobody_is_given_up(share_memory):
-    def choosy(peer, buffer):
-        if buffer[0] == 7:
+    def choosy(peer, request, reply):
+        if request[0] == 7:
             raise RefusedError(peer, "sevens")
-        buffer.add_(1)
+        reply.copy_(request + 1)
 
     with loopback(2, share_memory=share_memory) as (a, b):
         b.serve(choosy)
@@ -293,7 +293,7 @@ def test_a_call_that_was_altered_on_the_way_is_refused_and_the_next_one_is_taken
     served = []
     with loopback(2, share_memory=False) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):
         behind(a, 1, Flip(outward=True, position=500))
-        b.serve(lambda peer, buffer: served.append(buffer.clone()))
+        b.serve(lambda peer, request, reply: served.append(request.clone()))
         buffer = a.allocate(4096).fill_(1)
         error = a.call(1, buffer).exception(PATIENCE_S)
         assert isinstance(error, RefusedError)
@@ -364,9 +364,10 @@ def lane_to(transport, rank=1):
         Header(Kind.REPLY, 8),
         Header(Kind.TAKEN, 0),
         Header(Kind.CALL, 8, shared_fd=99_999),
-        Header(Kind.CALL, 8, shared_fd=0, offset=2**39),
+        Header(Kind.CALL, 2**39, shared_fd=0),
+        Header(Kind.CALL, 8, source_fd=99_999, shared_fd=99_999),
     ],
-    ids=["oversized", "reply", "taken", "no such file", "beyond its end"],
+    ids=["oversized", "reply", "taken", "no such file", "beyond its end", "no such source"],
 )
 def test_a_header_that_makes_no_sense_ends_its_connection_and_nothing_else(header):
     with exchanging() as (learner, _):
@@ -437,10 +438,10 @@ def test_a_caller_that_does_not_read_its_reply_holds_nobody_up(monkeypatch):
 def test_a_peer_that_thaws_after_a_failed_call_writes_into_memory_that_nobody_uses():
     inside, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def frozen(peer, buffer):
+    def frozen(peer, request, reply):
         inside.set()
         assert go_on.wait(PATIENCE_S)
-        buffer.fill_(99)
+        reply.fill_(99)
         ended.set()
 
     with loopback(2, share_memory=True) as (a, b):

@@ -25,7 +25,7 @@ from roundelay.strategies import Strategy
 from roundelay.topology import Mixing
 from roundelay.topology.mixing import RelabelledMixing
 from roundelay.topology.permutation import permutation
-from roundelay.transport.base import Handler, Transport
+from roundelay.transport.base import Handler, Transport, Undo
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
@@ -106,7 +106,9 @@ class Remembered(Mixing):
         super().__init__(mixing.name, mixing.size, mixing.period)
         self._mixing = mixing
         self.partners = functools.cache(self._relabelled if isinstance(mixing, RelabelledMixing) else self._others)
-        self._ranks = list(range(mixing.size))  # the same numbers in all tables: a number of one's own is far away in memory
+        self._ranks = list(
+            range(mixing.size)
+        )  # the same numbers in all tables: a number of one's own is far away in memory
 
     def row(self, rank: int, round: int = 0) -> dict[int, float]:
         """As it was."""
@@ -197,13 +199,13 @@ class _Caller(Transport):
 
         def arrive() -> None:
             assert target._handler is not None  # everyone attaches at time zero, and nobody leaves
-            target._handler(self.rank, _NOTHING)
+            target._handler(self.rank, _NOTHING, _NOTHING)
             network.send(peer, self.rank, answer.come)
 
         network.send(self.rank, peer, arrive)
         return answer
 
-    def serve(self, handler: Handler | None, undo: Handler | None = None) -> None:
+    def serve(self, handler: Handler | None, undo: Undo | None = None) -> None:
         self._handler = handler
 
     def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
@@ -218,22 +218,33 @@ class ADPSGD(Strategy):
             log.warning("learner %d has no neighbour left to exchange with and goes on alone", self.transport.rank)
         return None
 
-    def _answer(self, peer: int, request: Tensor) -> None:
-        """d = s_i - x_j;  x_j <- x_j + d/2;  the request becomes the reply d. In some thread of the transport.
+    def _answer(self, peer: int, request: Tensor, reply: Tensor) -> None:
+        """d = s_i - x_j;  x_j <- x_j + d/2;  the reply is d. In some thread of the transport.
 
-        Raises RefusedError, before anything is changed, for weights that are not finite or not of this model.
+        Raises RefusedError, with nothing changed, for weights that are not finite or not of this model.
         """
         if request.nbytes != self._live.storage.nbytes:
             raise RefusedError(peer, "another model")
-        parts = self._live.parts_of(request)
-        if not all_finite(parts):
-            raise RefusedError(peer, NON_FINITE)
+        sent, differences = (_pieces(self._live.parts_of(storage)) for storage in (request, reply))
         with self._lock:
-            for difference, live in zip(_pieces(parts), self._live_pieces, strict=True):
-                difference.sub_(live)
-                live.add_(difference, alpha=HALF)  # halving is exact, so both ends apply the same number
+            pieces = zip(sent, self._live_pieces, differences, strict=True)
+            self._add(HALF, (torch.sub(s, x, out=d) for s, x, d in pieces), peer)
             self._served += 1
             self._exchanged()
+
+    def _add(self, factor: float, differences: Iterable[Tensor], peer: int) -> None:
+        """x <- x + factor d, for pieces of d as they come; halving is exact, so both ends add the same numbers.
+
+        Raises RefusedError if one is not finite; those before it are taken back. A piece is in the cache when it is looked at.
+        """
+        added: list[tuple[Tensor, Tensor]] = []
+        for d, x in zip(differences, self._live_pieces, strict=True):
+            if not all_finite([d]):
+                for earlier, changed in added:
+                    changed.sub_(earlier, alpha=factor)
+                raise RefusedError(peer, NON_FINITE)
+            x.add_(d, alpha=factor)
+            added.append((d, x))
 
     def _take_back(self, peer: int, reply: Tensor) -> None:
         """The caller never got d, so x_j <- x_j - d/2 keeps the sum."""
@@ -247,8 +258,10 @@ class ADPSGD(Strategy):
         try:
             reply.result()
             self._apply_reply(exchange.peer, difference)
-        except RefusedError:
+        except RefusedError as error:
             self._failed += 1
+            if reply.exception() is None:
+                self.transport.refused.count(error.reason, f"a reply of learner {error.peer}")
         except PeerLostError as error:
             self._failed += 1
             self._gone.add(error.peer)
@@ -257,12 +270,8 @@ class ADPSGD(Strategy):
         exchange.finish()
 
     def _apply_reply(self, peer: int, d: Flat) -> None:
-        if not all_finite(d.parts):
-            self.transport.refused.count(NON_FINITE, f"a reply of learner {peer}")
-            raise RefusedError(peer, NON_FINITE)
         with self._lock:
-            for live, difference in zip(self._live.parts, d.parts, strict=True):
-                live.sub_(difference, alpha=HALF)
+            self._add(-HALF, _pieces(d.parts), peer)
             self._finished += 1
             self._exchanged()
         if self._finished % DISAGREEMENT_EVERY == 1:

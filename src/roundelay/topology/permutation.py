@@ -18,8 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 TABLE_LIMIT = 4096
+FEW = 16  # learners: hashing them one by one is faster than waking NumPy
 FEISTEL_ROUNDS = 8
 _MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
 
 Integers = TypeVar("Integers", int, npt.NDArray[np.uint64])
 
@@ -40,7 +42,7 @@ def key(*parts: int) -> int:
     """
     digest = 0
     for part in parts:
-        digest = mix64((digest ^ mix64((part + 0x9E3779B97F4A7C15) & _MASK)) + 0x9E3779B97F4A7C15)
+        digest = mix64((digest ^ mix64((part + _GOLDEN) & _MASK)) + _GOLDEN)
     return digest
 
 
@@ -58,8 +60,8 @@ class Permutation:
         self.size = size
         self._table: npt.NDArray[np.int64] | None = None
         if size <= TABLE_LIMIT:
-            hashes = mix64(np.arange(size, dtype=np.uint64) * 0x9E3779B97F4A7C15 + np.uint64(key(seed)))
-            self._table = np.argsort(hashes, kind="stable")
+            self._table = _sorted_by_hash(size, key(seed))
+            return
         # The domain a*b is hardly larger than size, so that walking out of it and back is rare.
         self._a = math.isqrt(max(size - 1, 0)) + 1
         self._b = -(-size // self._a)
@@ -106,6 +108,12 @@ class Permutation:
             right = (right - mix64(left ^ self._keys[j + 1]) % self._b) % self._b
             left = (left - mix64(right ^ self._keys[j]) % self._a) % self._a
         return left * self._b + right
+
+
+def _sorted_by_hash(size: int, offset: int) -> npt.NDArray[np.int64]:
+    if size <= FEW:
+        return np.array(sorted(range(size), key=lambda rank: mix64(rank * _GOLDEN + offset)), dtype=np.int64)
+    return np.argsort(mix64(np.arange(size, dtype=np.uint64) * _GOLDEN + np.uint64(offset)), kind="stable")
 
 
 @lru_cache(maxsize=64)

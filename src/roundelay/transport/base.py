@@ -14,11 +14,15 @@ from torch import Tensor
 
 from roundelay.transport.refusals import Refusals
 
-Handler = Callable[[int, Tensor], None]
-"""Answers a call: (peer, buffer). The buffer holds the request and is turned into the reply in place.
+Handler = Callable[[int, Tensor, Tensor], None]
+"""Answers a call: (peer, request, reply). It reads the request once, which may change meanwhile, and fills the reply, which may
+be the same memory.
 
 It may raise RefusedError, having changed nothing: the call comes to nothing, and no more.
 """
+
+Undo = Callable[[int, Tensor], None]
+"""Takes back what a handler did: (peer, reply)."""
 
 LEFT = "it has finished and left"
 GAVE_UP = "it gave up"
@@ -96,12 +100,12 @@ class Transport(ABC):
     def call(self, peer: int, buffer: Tensor, source: Tensor | None = None) -> Future[None]:
         """Send `buffer` to `peer`, whose handler answers at once; the reply replaces it.
 
-        With a `source` that is sent instead, read without a lock while the transport gets to it, and `buffer` takes the
-        reply only.
+        With a `source` that is sent instead, read without a lock when the transport or the peer gets to it, and `buffer` takes
+        the reply only.
         """
 
     @abstractmethod
-    def serve(self, handler: Handler | None, undo: Handler | None = None) -> None:
+    def serve(self, handler: Handler | None, undo: Undo | None = None) -> None:
         """Answer calls with `handler` from now on, from whatever thread they come in; earlier calls have waited.
 
         `undo` is given the reply if it is certain that it never reached the caller. A handler of None refuses calls;

@@ -24,7 +24,7 @@ MESSAGE_LIMIT_BYTES = 2**40
 CHECKSUM = "checksum"
 
 # With its seal a header has 64 bytes: the kernel copies a payload behind it that is aligned to cache lines in half the time.
-_HEADER = struct.Struct(f"!BxxxiI4xQQQ{CHECKSUM_BYTES}s")
+_HEADER = struct.Struct(f"!BxxxiIiQQ8x{CHECKSUM_BYTES}s")
 _COUNT = struct.Struct("!Q")
 _SEAL_BYTES = 16
 _TEXT_LIMIT_BYTES = 200
@@ -45,7 +45,9 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Header:
-    """Precedes every payload. With `shared_fd` >= 0 there is none: it lies at `offset` of the sender's shared memory.
+    """Precedes every payload. With `shared_fd` >= 0 there is none: it lies in that shared memory of the sender's.
+
+    With `source_fd` >= 0, too, a request lies in that other memory, and the first is for the reply only.
 
     The run and the two learners are not repeated in every header: the key that seals it belongs to them alone.
     """
@@ -54,21 +56,22 @@ class Header:
     nbytes: int
     round: int = 0
     shared_fd: int = -1
-    offset: int = 0
+    source_fd: int = -1
     layout: int = 0  # of the weights: sizes and dtypes; 0 where it means nothing
     checksum: bytes = bytes(CHECKSUM_BYTES)
 
     def pack(self) -> bytes:
         """As it travels, but for its seal."""
-        return _HEADER.pack(self.kind, self.shared_fd, self.layout, self.round, self.nbytes, self.offset, self.checksum)
+        places = self.shared_fd, self.layout, self.source_fd
+        return _HEADER.pack(self.kind, *places, self.round, self.nbytes, self.checksum)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Header:
         """The inverse. Raises HandshakeError for what no learner sends."""
-        kind, shared_fd, layout, round, nbytes, offset, expected = _HEADER.unpack(packed)
-        if max(nbytes, offset) > MESSAGE_LIMIT_BYTES:
-            raise HandshakeError(f"the other end announced {nbytes} bytes at offset {offset}, more than any model has")
-        return cls(known(Kind, kind), nbytes, round, shared_fd, offset, layout, expected)
+        kind, shared_fd, layout, source_fd, round, nbytes, expected = _HEADER.unpack(packed)
+        if nbytes > MESSAGE_LIMIT_BYTES:
+            raise HandshakeError(f"the other end announced {nbytes} bytes, more than any model has")
+        return cls(known(Kind, kind), nbytes, round, shared_fd, source_fd, layout, expected)
 
 
 class _Seal:

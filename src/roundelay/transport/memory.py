@@ -11,7 +11,7 @@ from torch import Tensor
 from roundelay.clock import VirtualClock
 from roundelay.errors import PeerLostError, RefusedError, RoundelayError
 from roundelay.membership.pulse import QUIET_S, SILENCE_S, SILENT
-from roundelay.transport.base import GAVE_UP, LEFT, Handler, Transport
+from roundelay.transport.base import GAVE_UP, LEFT, Handler, Transport, Undo
 
 REFUSED = "it serves no more calls"
 
@@ -248,7 +248,7 @@ class MemoryTransport(Transport):
                 self.network.deliver(peer, self.rank, 0, lambda: ended(PeerLostError(peer, REFUSED)))
                 return
             try:
-                handler(self.rank, message)
+                handler(self.rank, message, message)
             except RefusedError as error:
                 target.refused.count(error.reason, f"a call of learner {self.rank}")
                 self._answered.add(future)
@@ -268,7 +268,7 @@ class MemoryTransport(Transport):
         else:
             request(self._handler)
 
-    def serve(self, handler: Handler | None, undo: Handler | None = None) -> None:
+    def serve(self, handler: Handler | None, undo: Undo | None = None) -> None:
         """Answer calls from now on, those that have waited first."""
         self._handler, self._refusing = handler, handler is None
         waiting, self._waiting_calls = self._waiting_calls, []

@@ -33,15 +33,15 @@ class SharedMemory:
         self._mine[buffer.data_ptr()] = (fd, buffer)
         return buffer
 
-    def locate(self, buffer: Tensor) -> tuple[int, int] | None:
-        """(file descriptor, offset) of a buffer made by `allocate`, None for any other."""
-        found = self._mine.get(buffer.data_ptr())
-        return None if found is None or found[1].nbytes < buffer.nbytes else (found[0], 0)
+    def locate(self, buffer: Tensor) -> int:
+        """The file descriptor of a buffer made by `allocate`, -1 for any other."""
+        fd, whole = self._mine.get(buffer.data_ptr(), (-1, None))
+        return fd if whole is not None and whole.nbytes >= buffer.nbytes else -1
 
-    def map(self, pid: int, fd: int, offset: int, nbytes: int) -> Tensor:
+    def map(self, pid: int, fd: int, nbytes: int) -> Tensor:
         """A peer's buffer. Raises OSError where it cannot be mapped, HandshakeError where it has no such bytes."""
         whole = self._theirs.get((pid, fd))
-        if whole is None or whole.nbytes < offset + nbytes:
+        if whole is None or whole.nbytes < nbytes:
             handle = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
             try:
                 whole = torch.frombuffer(mmap.mmap(handle, 0), dtype=torch.uint8)
@@ -49,10 +49,10 @@ class SharedMemory:
                 raise HandshakeError("the other end says that its weights are in a file which is empty") from None
             finally:
                 os.close(handle)
-            if whole.nbytes < offset + nbytes:
+            if whole.nbytes < nbytes:
                 raise HandshakeError(f"the other end announced {nbytes} bytes in shared memory of {whole.nbytes}")
             self._theirs[pid, fd] = whole
-        return whole[offset : offset + nbytes]
+        return whole[:nbytes]
 
     def withdraw(self, buffer: Tensor) -> None:
         """Put other memory under `buffer`, with undefined content: a peer that has it mapped writes to what nobody reads.

@@ -24,7 +24,7 @@ from torch import Tensor
 from roundelay.errors import HandshakeError, PeerLostError, RefusedError, StrategyError
 from roundelay.membership.pulse import BEAT_S
 from roundelay.transport import shared, wire
-from roundelay.transport.base import Collectives, Handler, Transport
+from roundelay.transport.base import Collectives, Handler, Transport, Undo
 from roundelay.transport.channel import Channel, Header, Kind
 from roundelay.transport.security import Security
 from roundelay.transport.swaps import SwapBoard
@@ -123,7 +123,7 @@ class SocketTransport(Transport):
         self._closed = False
         self._swaps = SwapBoard(self._send_final)
         self._handler: Handler | None = None
-        self._undo: Handler | None = None
+        self._undo: Undo | None = None
         self._serving = threading.Event()
         self._offered: Callable[[], Tensor] = lambda: torch.empty(0, dtype=torch.uint8)
         self._offering = threading.Event()
@@ -199,8 +199,8 @@ class SocketTransport(Transport):
 
     def _call(self, peer: int, buffer: Tensor, source: Tensor | None) -> None:
         with self._losing(peer), self._lane(peer) as lane:
-            header = self._announce(lane, Kind.CALL, buffer)
-            if source is not None:
+            header = self._announce(lane, Kind.CALL, buffer, source=source)
+            if source is not None and header.source_fd < 0:
                 buffer.copy_(source)  # which may change while it is sent, and then has no checksum
             with self._withdrawing(buffer, header):
                 self._send(lane, header, buffer)
@@ -284,10 +284,13 @@ class SocketTransport(Transport):
 
         self._callers.submit(push)
 
-    def _announce(self, lane: _Lane, kind: Kind, buffer: Tensor, round: int = 0) -> Header:
-        place = self._memory.locate(buffer) if self._memory and lane.peer.host == self._host else None
-        fd, offset = place or (-1, 0)
-        return Header(kind, buffer.nbytes, round, fd, offset, self.layout)
+    def _announce(
+        self, lane: _Lane, kind: Kind, buffer: Tensor, round: int = 0, source: Tensor | None = None
+    ) -> Header:
+        memory = self._memory if lane.peer.host == self._host else None
+        fd = memory.locate(buffer) if memory else -1
+        source_fd = memory.locate(source) if memory and fd >= 0 and source is not None else -1
+        return Header(kind, buffer.nbytes, round, fd, source_fd, self.layout)
 
     def _send(self, lane: _Lane, header: Header, payload: Tensor) -> None:
         nbytes = lane.channel.send(header, payload if header.shared_fd < 0 else None)
@@ -329,7 +332,7 @@ class SocketTransport(Transport):
 
     # Requests of others ---------------------------------------------------------------------------------------------
 
-    def serve(self, handler: Handler | None, undo: Handler | None = None) -> None:
+    def serve(self, handler: Handler | None, undo: Undo | None = None) -> None:
         """Answer calls with `handler`; None refuses them from now on."""
         with self._served:
             self._handler, self._undo = handler, undo
@@ -413,20 +416,22 @@ class SocketTransport(Transport):
             self._give_state(channel)
         elif header.kind == Kind.CALL:
             self._serving.wait()
-            with self._request_of(channel, header) as request:
-                if request is not None:
-                    self._answer(channel, header, request)
+            with self._request_of(channel, header) as buffers:
+                if buffers is not None:
+                    self._answer(channel, header, *buffers)
         else:
             raise HandshakeError(f"the other end sent {header.kind.name}, which nobody asked for")
 
     @contextlib.contextmanager
-    def _request_of(self, channel: Channel, header: Header) -> Iterator[Tensor | None]:
-        """The request: in the caller's own memory, or received into our one request buffer; None if it is refused.
+    def _request_of(self, channel: Channel, header: Header) -> Iterator[tuple[Tensor, Tensor] | None]:
+        """The request, and where the reply goes: the caller's own memory, or our one request buffer; None if it is refused.
 
         If the caller who has that buffer is frozen, the next one does not wait for long: there is a new one from then on.
         """
         if header.shared_fd >= 0:
-            yield self._mapped(channel, header)
+            reply = self._mapped(channel, header.shared_fd, header.nbytes)
+            source_fd = header.source_fd
+            yield (reply if source_fd < 0 else self._mapped(channel, source_fd, header.nbytes)), reply
             return
         while not (place := self._place).lock.acquire(timeout=STALL_S):
             with self._state:
@@ -440,11 +445,11 @@ class SocketTransport(Transport):
                 channel.refuse(error.reason)
                 yield None
                 return
-            yield request
+            yield request, request
         finally:
             place.lock.release()
 
-    def _answer(self, channel: Channel, header: Header, request: Tensor) -> None:
+    def _answer(self, channel: Channel, header: Header, request: Tensor, reply: Tensor) -> None:
         peer = channel.peer.rank
         with self._in_service_now() as (handler, undo):
             if handler is None:
@@ -454,7 +459,7 @@ class SocketTransport(Transport):
                 if self._is_other_layout(header):
                     raise RefusedError(peer, "another model")
                 with self._slot:
-                    handler(peer, request)
+                    handler(peer, request, reply)
             except RefusedError as error:
                 self.refused.count(error.reason, f"a call of learner {peer}")
                 channel.refuse(error.reason)
@@ -463,15 +468,15 @@ class SocketTransport(Transport):
                 self.fail(error)  # here, for an OSError of the handler is no broken connection
                 raise ConnectionAbortedError("the handler failed") from error
             try:
-                reply = Header(Kind.REPLY, header.nbytes, shared_fd=header.shared_fd)
-                self.traffic.sent(peer, channel.send(reply, request if header.shared_fd < 0 else None))
+                answer = Header(Kind.REPLY, header.nbytes, shared_fd=header.shared_fd)
+                self.traffic.sent(peer, channel.send(answer, reply if header.shared_fd < 0 else None))
             except OSError:
                 if undo:
-                    undo(peer, request)
+                    undo(peer, reply)
                 raise
 
     @contextlib.contextmanager
-    def _in_service_now(self) -> Iterator[tuple[Handler | None, Handler | None]]:
+    def _in_service_now(self) -> Iterator[tuple[Handler | None, Undo | None]]:
         """The handlers of one call, for whose end, with its reply, `serve(None)` waits."""
         with self._served:
             self._in_service += 1
@@ -486,10 +491,10 @@ class SocketTransport(Transport):
     def _is_other_layout(self, header: Header) -> bool:
         return bool(header.layout and self.layout and header.layout != self.layout)
 
-    def _mapped(self, channel: Channel, header: Header) -> Tensor:
+    def _mapped(self, channel: Channel, fd: int, nbytes: int) -> Tensor:
         if self._memory is None:
             raise HandshakeError("the other end says that its weights are in memory that we do not share")
-        return self._memory.map(channel.peer.pid, header.shared_fd, header.offset, header.nbytes)
+        return self._memory.map(channel.peer.pid, fd, nbytes)
 
     def _take_swap(self, channel: Channel, header: Header) -> None:
         """Wait until we have come to that round ourselves; the payload waits in the socket or in the peer's memory."""
@@ -503,7 +508,7 @@ class SocketTransport(Transport):
         buffer = torch.empty(header.nbytes, dtype=torch.uint8) if target is None else target
         try:
             if header.shared_fd >= 0:
-                buffer.copy_(self._mapped(channel, header))
+                buffer.copy_(self._mapped(channel, header.shared_fd, header.nbytes))
             else:
                 self._receive(channel, buffer, header)
         except RefusedError as error:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from torch import Tensor
 
 from roundelay.clock import done
-from roundelay.transport.base import Handler, Transport
+from roundelay.transport.base import Handler, Transport, Undo
 
 
 class SoloTransport(Transport):
@@ -26,7 +26,7 @@ class SoloTransport(Transport):
         """Never asked for: a mixing of one learner has no neighbours."""
         raise AssertionError(f"there is no learner {peer} in a world of one")
 
-    def serve(self, handler: Handler | None, undo: Handler | None = None) -> None:
+    def serve(self, handler: Handler | None, undo: Undo | None = None) -> None:
         """Nobody calls."""
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:

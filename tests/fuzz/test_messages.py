@@ -173,7 +173,7 @@ def _end():
 @contextlib.contextmanager
 def liar(learner):
     hello = Hello(7, Purpose.LANE, os.getpid(), bytes(16))
-    lane = Channel(*wire.connect(learner._listener.getsockname()[:2], hello, learner.rank, learner._security))
+    lane = Channel(*wire.connect(learner.address, hello, learner.rank, learner._security))
     lane.connection.settimeout(PATIENCE_S)
     with lane.connection:
         yield lane

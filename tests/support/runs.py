@@ -17,8 +17,9 @@ from roundelay.training import checkpoint, rundir
 from roundelay.training.company import run_of
 from roundelay.training.config import Config
 from roundelay.training.desk import Desk
+from roundelay.training.line import Rendezvous
 from roundelay.training.recipes import resolve, task_of
-from roundelay.training.rendezvous import Rendezvous, RendezvousServer
+from roundelay.training.rendezvous import RendezvousServer
 from roundelay.training.trainer import Trainer
 from roundelay.transport.base import Transport
 from roundelay.transport.security import Security

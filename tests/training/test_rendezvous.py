@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from roundelay.errors import DroppedError, HandshakeError, RendezvousLostError
-from roundelay.training import rendezvous
+from roundelay.training import line as lines
 from roundelay.training.desk import Desk, Run
+from roundelay.training.line import Rendezvous
 from roundelay.training.messages import packed
-from roundelay.training.rendezvous import Rendezvous, RendezvousServer, open_listener
+from roundelay.training.rendezvous import RendezvousServer, open_listener
 from roundelay.transport.security import Security
 
 SECURITY = Security(secrets.token_bytes(32))
@@ -114,7 +115,7 @@ def test_while_the_rendezvous_is_away_learners_draw_what_is_theirs_and_come_back
 
 
 def test_a_question_that_needs_the_rendezvous_waits_for_it_but_not_for_ever(monkeypatch):
-    monkeypatch.setattr(rendezvous, "STOPPING_S", 0.2)
+    monkeypatch.setattr(lines, "STOPPING_S", 0.2)
     with serving() as server, registered(server) as (first, second):
         server.close()
         wait_until(lambda: not first._connected)

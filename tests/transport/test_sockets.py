@@ -34,7 +34,7 @@ def numbers(transport, count, value):
 
 def raw_lane(transport, rank=1):
     """A connection to `transport` from somebody who knows the secret, and then sends what it likes."""
-    address = transport._listener.getsockname()[:2]
+    address = transport.address
     hello = Hello(rank, Purpose.LANE, os.getpid(), bytes(16))
     connection, theirs = wire.connect(address, hello, transport.rank, transport._security)
     connection.settimeout(PATIENCE_S)
@@ -348,7 +348,7 @@ def _knock(stranger, knock):
 @pytest.mark.parametrize("knock", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, os.urandom(500)])
 def test_strangers_at_the_door_are_sent_away(knock, caplog):
     with loopback(2) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):
-        with socket.create_connection(a._listener.getsockname()[:2], timeout=PATIENCE_S) as stranger:
+        with socket.create_connection(a.address, timeout=PATIENCE_S) as stranger:
             _knock(stranger, knock)
         a.serve(lambda peer, request, reply: reply.copy_(request + 1))
         b.call(0, b.allocate(8)).result(PATIENCE_S)
@@ -398,7 +398,7 @@ def test_close_does_not_wait_for_who_waits_for_us():
     """Threads blocked in every kind of request wake up: an unserved call, an early swap, a handshake that stands still."""
     threads = set(threading.enumerate())
     with loopback(2) as (a, b):
-        stranger = socket.create_connection(a._listener.getsockname()[:2])
+        stranger = socket.create_connection(a.address)
         unserved = b.call(0, b.allocate(8))
         early = b.swap(5, b.allocate(8), {0: b.allocate(8)})
         mine = a.call(1, a.allocate(8))

@@ -14,7 +14,7 @@ import torch
 from loopback import PATIENCE_S, loopback
 
 from roundelay.errors import PeerLostError, RefusedError, StrategyError
-from roundelay.transport import sockets, wire
+from roundelay.transport import gate, sockets, wire
 from roundelay.transport.channel import Channel, Header, Kind
 from roundelay.transport.security import Security
 from roundelay.transport.wire import Hello, Purpose
@@ -74,7 +74,7 @@ def until(condition):
 
 
 def door(transport):
-    return transport._listener.getsockname()[:2]
+    return transport.address
 
 
 def refused(transport, reason):
@@ -199,12 +199,12 @@ def test_who_connects_and_stays_silent_is_sent_away(monkeypatch):
 
 
 def test_a_flood_of_connections_keeps_no_learner_out(caplog):
-    flood = 5 * sockets.STRANGERS
+    flood = 5 * gate.STRANGERS
     with caplog.at_level(logging.WARNING, "roundelay"), exchanging(3) as (learner, _, third):
         threads = threading.active_count()
         strangers = [socket.create_connection(door(learner), timeout=PATIENCE_S) for _ in range(flood)]
-        until(lambda: refused(learner, "handshake") >= flood - sockets.STRANGERS - 1)
-        assert threading.active_count() <= threads + sockets.STRANGERS + 5
+        until(lambda: refused(learner, "handshake") >= flood - gate.STRANGERS - 1)
+        assert threading.active_count() <= threads + gate.STRANGERS + 5
         buffer = third.allocate(64).fill_(1)
         third.call(0, buffer).result(PATIENCE_S)  # over a connection of its own, opened now
         assert (buffer == 2).all()
@@ -216,7 +216,7 @@ def test_a_flood_of_connections_keeps_no_learner_out(caplog):
 
 def test_when_there_are_no_more_files_to_be_had_the_door_stays(monkeypatch):
     with exchanging(3) as (learner, _, third):
-        real, left = learner._listener, [3]
+        real, left = learner._gate._listener, [3]
 
         class Exhausted:
             def accept(self):
@@ -228,11 +228,11 @@ def test_when_there_are_no_more_files_to_be_had_the_door_stays(monkeypatch):
             def __getattr__(self, name):
                 return getattr(real, name)
 
-        learner._listener = Exhausted()
+        learner._gate._listener = Exhausted()
         socket.create_connection(door(learner)).close()  # so that the real one returns
         until(lambda: not left[0])
         third.call(0, third.allocate(64)).result(PATIENCE_S)
-        learner._listener = real
+        learner._gate._listener = real
 
 
 def test_a_learner_of_another_run_is_a_stranger():

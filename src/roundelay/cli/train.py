@@ -143,7 +143,7 @@ def _share(config: Config, folder: Path, args: argparse.Namespace) -> int | None
 def _join_run(args: argparse.Namespace) -> int:
     """A learner more for a run that is under way."""
     from roundelay.training import recipes, rundir
-    from roundelay.training.rendezvous import Rendezvous
+    from roundelay.training.line import Rendezvous
     from roundelay.training.supervisor import Supervisor
     from roundelay.training.worker import parsed_address
 

@@ -21,7 +21,7 @@ from roundelay.strategies import ADPSGD
 from roundelay.training.build import mixing_of
 from roundelay.training.config import Config
 from roundelay.training.desk import Address, Run
-from roundelay.training.rendezvous import Rendezvous, Term
+from roundelay.training.line import Rendezvous, Term
 from roundelay.training.state import Carried
 from roundelay.transport.base import LEFT, Transport
 from roundelay.transport.sockets import SocketTransport

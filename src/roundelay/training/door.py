@@ -10,7 +10,8 @@ from torch import Tensor
 
 from roundelay.launch import World, joined_store
 from roundelay.training.desk import Address
-from roundelay.training.rendezvous import Term, open_listener
+from roundelay.training.line import Term
+from roundelay.training.rendezvous import open_listener
 from roundelay.transport.base import Collectives, Transport
 from roundelay.transport.process_group import StoreCollectives
 from roundelay.transport.security import Security

@@ -28,10 +28,10 @@ from roundelay.training.company import Company, Door, Progress
 from roundelay.training.config import Config
 from roundelay.training.data import Draw, Draws, batches
 from roundelay.training.judge import Judge
+from roundelay.training.line import Rendezvous
 from roundelay.training.metrics import JsonLines, Meter, Row, Sink, TensorBoard
 from roundelay.training.plan import Plan, Position
 from roundelay.training.recipes import as_table
-from roundelay.training.rendezvous import Rendezvous
 from roundelay.training.schedule import Schedule
 from roundelay.training.state import Carried, Earlier, State, earlier, set_random_state, state_of
 from roundelay.training.stopping import StopRequest

@@ -21,8 +21,9 @@ from roundelay.training.company import run_of
 from roundelay.training.config import Config
 from roundelay.training.desk import Address, Desk
 from roundelay.training.door import SocketDoor, WorldDoor
+from roundelay.training.line import Rendezvous
 from roundelay.training.recipes import read_toml, resolve, task_of
-from roundelay.training.rendezvous import Rendezvous, RendezvousServer, open_listener
+from roundelay.training.rendezvous import RendezvousServer, open_listener
 from roundelay.training.trainer import Trainer
 from roundelay.transport.security import Security
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from roundelay.errors import HandshakeError, PeerLostError, RefusedError
-from roundelay.transport.checksum import CHECKSUM_BYTES, checksum
+from roundelay.transport.checksum import CHECKSUM_BYTES, PIECE_BYTES, Checksum, checksum
 
 if TYPE_CHECKING:
     from roundelay.transport.wire import Hello
@@ -103,10 +103,10 @@ class Channel:
         encrypted = isinstance(connection, ssl.SSLSocket)  # which knows no flags
         self._more, self._all = (0, 0) if encrypted else (socket.MSG_MORE, socket.MSG_WAITALL)
 
-    def send(self, header: Header, payload: Tensor | None = None) -> int:
-        """Send a message; the number of bytes. The payload must not change meanwhile."""
+    def send(self, header: Header, payload: Tensor | None = None, source: Tensor | None = None) -> int:
+        """Send a message; the number of bytes. The payload must not change meanwhile; a `source`, copied to it first, may."""
         if payload is not None:
-            header = replace(header, checksum=checksum(payload))
+            header = replace(header, checksum=checksum(payload, source))
         packed = header.pack()
         sealed = packed + self._outgoing.of(packed)
         if payload is None:
@@ -130,20 +130,25 @@ class Channel:
         return Header.unpack(packed)
 
     def receive_into(self, buffer: Tensor, header: Header) -> None:
-        """Fill `buffer` with the payload that `header` has announced, in as few calls as the kernel allows.
+        """Fill `buffer` with the payload that `header` has announced, summing pieces while the next ones are on their way.
 
         Raises RefusedError if it is not what was sent; whatever comes next can still be received.
         """
         if buffer.nbytes != header.nbytes:
             raise HandshakeError(f"the other end sends {header.nbytes} bytes where {buffer.nbytes} are expected")
-        view = _bytes(buffer)
+        sums = Checksum()
+        for piece in buffer.split(PIECE_BYTES):
+            self._fill(_bytes(piece))
+            sums.add(piece)
+        if sums.digest() != header.checksum:
+            raise RefusedError(self.peer.rank, CHECKSUM)
+
+    def _fill(self, view: memoryview) -> None:
         while view:
             count = self.connection.recv_into(view, len(view), self._all)
             if count == 0:
                 raise ConnectionError("the connection was closed in the middle of a message")
             view = view[count:]
-        if checksum(buffer) != header.checksum:
-            raise RefusedError(self.peer.rank, CHECKSUM)
 
     def receive_answer(self, expected: Kind) -> Header:
         """The header of the answer to our last message.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import repeat
 
 import numpy as np
 from torch import Tensor
 
 CHECKSUM_BYTES = 8
+PIECE_BYTES = 2**19  # of a payload that is still in the cache when it is summed
 _ROW_BYTES = 2**14
 
 
-def checksum(payload: Tensor) -> bytes:
-    """Of a flat uint8 tensor: a hash of the sums of its rows, of 2048 words of 64 bits each, modulo 2^64.
+class Checksum:
+    """Of flat uint8 tensors: a hash of the sums of their rows, of 2048 words of 64 bits each, modulo 2^64.
 
     It finds every error within one word, every block that is missing, repeated or in another's place, and of accidents that
     strike several words all but those whose differences cancel within a row. It is no proof against forgery: who can write to
@@ -22,9 +24,29 @@ def checksum(payload: Tensor) -> bytes:
     >>> checksum(torch.zeros(50_000, dtype=torch.uint8)) == checksum(torch.zeros(50_001, dtype=torch.uint8))
     False
     """
-    data = payload.numpy()
-    whole = data.nbytes - data.nbytes % _ROW_BYTES
-    rows = data[:whole].view("<u8").reshape(-1, _ROW_BYTES // 8)
-    digest = hashlib.blake2b(np.add.reduce(rows, axis=1), digest_size=CHECKSUM_BYTES)
-    digest.update(data[whole:].tobytes())
-    return digest.digest()
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=CHECKSUM_BYTES)
+
+    def add(self, piece: Tensor) -> None:
+        """The next piece; all but the last one have whole rows."""
+        data = piece.numpy()
+        whole = data.nbytes - data.nbytes % _ROW_BYTES
+        rows = data[:whole].view("<u8").reshape(-1, _ROW_BYTES // 8)
+        self._digest.update(np.add.reduce(rows, axis=1))
+        self._digest.update(data[whole:].tobytes())
+
+    def digest(self) -> bytes:
+        """Of everything so far."""
+        return self._digest.digest()
+
+
+def checksum(payload: Tensor, source: Tensor | None = None) -> bytes:
+    """Of a payload; with a `source`, of that as it was while the payload became a copy of it."""
+    sums = Checksum()
+    sources = repeat(None) if source is None else source.split(PIECE_BYTES)
+    for piece, original in zip(payload.split(PIECE_BYTES), sources, strict=False):
+        if original is not None:
+            piece.copy_(original)
+        sums.add(piece)
+    return sums.digest()

@@ -8,13 +8,11 @@ the watch gives a peer up, its lanes are shut down and those threads wake with a
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 
@@ -26,6 +24,7 @@ from roundelay.membership.pulse import BEAT_S
 from roundelay.transport import shared, wire
 from roundelay.transport.base import Collectives, Handler, Transport, Undo
 from roundelay.transport.channel import Channel, Header, Kind
+from roundelay.transport.gate import Gate, hang_up
 from roundelay.transport.security import Security
 from roundelay.transport.swaps import SwapBoard
 from roundelay.transport.watch import Event, Watch
@@ -39,11 +38,7 @@ Address = tuple[str, int]
 
 SWAP_ATTEMPTS = 3
 STALL_S = 1.0  # how long callers wait for the one before them, who may be frozen in the middle of its request
-STRANGERS = (
-    64  # connections at most whose handshake is under way; of more the oldest is closed, for a learner's is soon over
-)
-BUSY_S = 0.05
-HANDSHAKE, HEADER = "handshake", "header"
+HEADER = "header"
 
 ARRIVAL_S = 20.0  # all learners come from one meeting to `connect`, so that is long
 
@@ -107,13 +102,12 @@ class SocketTransport(Transport):
         local_size: int | None = None,
     ) -> None:
         super().__init__(rank, size, local_size)
-        self._listener, self._security, self._collectives = listener, security, collectives
+        self._security, self._collectives = security, collectives
         self._memory = shared.SharedMemory() if share_memory and shared.available() else None
         self._host = wire.this_host() if self._memory else bytes(16)  # a learner that shares nothing is like nobody
         self._addresses: dict[int, Address] = {}
         self._lanes: dict[int, _Lane] = {}
-        self._accepted: dict[socket.socket, int | None] = {}  # whose it is, once the handshake has told
-        self._threads: set[threading.Thread] = set()
+        self._accepted: dict[socket.socket, int] = {}  # whose it is
         self._state = threading.RLock()
         self._news = threading.Condition(self._state)
         self._lost: dict[int, str] = {}
@@ -135,7 +129,12 @@ class SocketTransport(Transport):
             max_workers=max(2, min(size, 32)), thread_name_prefix="roundelay-call", initializer=_yield_to_training
         )
         self._watch = Watch(self._noticed)
-        self._start_thread("roundelay-accept", self._accept)
+        self._gate = Gate(listener, security, self.refused, self._welcome, rank=rank, host=self._host)
+
+    @property
+    def address(self) -> Address:
+        """Where peers find it."""
+        return self._gate.address
 
     def connect(self, addresses: Mapping[int, Address]) -> None:
         """Learn where the peers are, and open a watch connection to each of higher rank; the others come to us.
@@ -170,8 +169,7 @@ class SocketTransport(Transport):
             self._owing_nothing.discard(peer)
             lane = self._lanes.pop(peer, None)
         if lane is not None and lane.opened:
-            with contextlib.suppress(OSError):
-                lane.connection.shutdown(socket.SHUT_RDWR)
+            hang_up(lane.connection)
             lane.connection.close()
 
     def _open_watch(self, peer: int) -> None:
@@ -200,10 +198,10 @@ class SocketTransport(Transport):
     def _call(self, peer: int, buffer: Tensor, source: Tensor | None) -> None:
         with self._losing(peer), self._lane(peer) as lane:
             header = self._announce(lane, Kind.CALL, buffer, source=source)
-            if source is not None and header.source_fd < 0:
-                buffer.copy_(source)  # which may change while it is sent, and then has no checksum
+            if header.source_fd < 0 <= header.shared_fd and source is not None:
+                buffer.copy_(source)
             with self._withdrawing(buffer, header):
-                self._send(lane, header, buffer)
+                self._send(lane, header, buffer, source)
                 reply = self._answer_of(lane, Kind.REPLY)
                 if header.shared_fd < 0:
                     self._receive(lane.channel, buffer, reply)
@@ -292,8 +290,8 @@ class SocketTransport(Transport):
         source_fd = memory.locate(source) if memory and fd >= 0 and source is not None else -1
         return Header(kind, buffer.nbytes, round, fd, source_fd, self.layout)
 
-    def _send(self, lane: _Lane, header: Header, payload: Tensor) -> None:
-        nbytes = lane.channel.send(header, payload if header.shared_fd < 0 else None)
+    def _send(self, lane: _Lane, header: Header, payload: Tensor, source: Tensor | None = None) -> None:
+        nbytes = lane.channel.send(header, payload if header.shared_fd < 0 else None, source)
         self.traffic.sent(lane.peer.rank, nbytes)
 
     @contextlib.contextmanager
@@ -339,56 +337,15 @@ class SocketTransport(Transport):
             self._served.wait_for(lambda: handler is not None or not self._in_service)
         self._serving.set()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as error:
-                if self._closed:
-                    return
-                self.refused.count(
-                    HANDSHAKE, f"a connection ({error})"
-                )  # too many are open: strangers' will be closed soon
-                time.sleep(BUSY_S)
-                continue
-            with contextlib.suppress(OSError):  # it has gone again, which the handshake will find out
-                connection = self._security.wrapped(connection, answering=True)
-            with self._state:
-                if self._closed:
-                    connection.close()
-                    return
-                self._accepted[connection] = None
-                strangers = [stranger for stranger, whose in self._accepted.items() if whose is None]
-            if len(strangers) > STRANGERS:
-                _hang_up(strangers[0])
-            self._start_thread("roundelay-lane", functools.partial(self._welcome, connection))
-
-    def _start_thread(self, name: str, work: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                work()
-            finally:
-                self._threads.discard(thread)
-
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
-        self._threads.add(thread)  # after: close() joins what is here, and only a thread that has started can be joined
-
-    def _welcome(self, connection: socket.socket) -> None:
-        try:
-            connection, hello = wire.accept(connection, self.rank, self._host, self._security)
-        except OSError as error:
-            self._forget(connection)
-            if not self._closed:
-                self.refused.count(HANDSHAKE, f"a connection ({error})")
-            return
+    def _welcome(self, connection: socket.socket, hello: Hello) -> None:
         if hello.purpose == Purpose.WATCH:
-            with self._state:
-                self._accepted.pop(connection)
             self._watch.add(hello.rank, connection)
             return
         _yield_to_training()
         with self._state:
+            if self._closed:
+                connection.close()
+                return
             self._accepted[connection] = hello.rank
         channel = Channel(connection, hello)
         try:
@@ -595,8 +552,7 @@ class SocketTransport(Transport):
             failing = [future for peers, future in self._dependents if peer in peers]
         if not owes_nothing:
             for connection in connections:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                hang_up(connection)
             for future in failing:
                 _settle(future, PeerLostError(peer, reason))
         if not closed:
@@ -632,25 +588,17 @@ class SocketTransport(Transport):
         with self._state:
             connections = [*self._accepted, *(lane.connection for lane in self._lanes.values() if lane.opened)]
         self._swaps.close()
-        for connection in [self._listener, *connections]:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._gate.close()
+        for connection in connections:
+            hang_up(connection)
         self._callers.shutdown(wait=True)
-        for thread in list(self._threads):
-            thread.join(wire.HANDSHAKE_S)
+        self._gate.join()
         for lane in self._lanes.values():
             if lane.opened:
                 lane.connection.close()
         self._collectives.close()
         if self._memory:
             self._memory.close()
-
-
-def _hang_up(connection: socket.socket) -> None:
-    """Wake whoever waits for it."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _settle(future: Future[None], error: BaseException | None) -> None:

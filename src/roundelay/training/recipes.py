@@ -27,9 +27,10 @@ _SOURCE = Path(__file__).parents[3] / "recipes"  # in a clone
 
 
 def built_in() -> dict[str, Path]:
-    """The recipes that come with Roundelay, by name."""
+    """The recipes that come with Roundelay: `an4` is an4/config.toml, `an4/best` an4/best.toml."""
     folder = _PACKAGED if _PACKAGED.is_dir() else _SOURCE
-    return {path.parent.name: path for path in sorted(folder.glob("*/config.toml"))}
+    found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*.toml"))}
+    return {name.removesuffix("/config"): path for name, path in found.items()}
 
 
 def table_of(recipe: str) -> dict[str, Any]:

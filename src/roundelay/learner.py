@@ -21,7 +21,6 @@ from roundelay.consensus import consensus_of
 from roundelay.errors import StrategyError
 from roundelay.membership import Membership
 from roundelay.replica import Flat, Replica
-from roundelay.strategies.adpsgd import ADPSGD
 from roundelay.strategies.base import Strategy
 from roundelay.topology import Mixing
 from roundelay.transport.base import LEFT, Transport
@@ -167,11 +166,9 @@ class Learner:
 
     def reform(self, mixing: Mixing, membership: Membership) -> None:
         """Go on with those who live now, on this mixing; for strategies that need nobody's consent. May come from any thread."""
-        if not isinstance(self.strategy, ADPSGD):
-            raise StrategyError(f"{type(self.strategy).__name__} learners must meet before others can take part")
+        self.strategy.reform(mixing, membership)
         with self._membership_lock:
             self.membership = membership
-        self.strategy.reform(mixing, membership)
 
     def finish(self) -> None:
         """Take no more steps, and stay until nobody needs this learner for theirs; only `consensus` may follow. Idempotent."""

@@ -81,8 +81,9 @@ def test_a_learner_that_is_started_again_takes_its_place(tmp_path, strategy):
 
 
 @pytest.mark.slow
-def test_a_super_learner_whose_member_dies_goes_as_a_whole_and_the_others_finish(tmp_path):
-    outcome = once(config_of(epochs=60, group_size=2), faults(kill=["3@1"]), tmp_path / "run")
+@pytest.mark.parametrize("strategy", ["adpsgd", "dpsgd"])
+def test_a_super_learner_whose_member_dies_goes_as_a_whole_and_the_others_finish(tmp_path, strategy):
+    outcome = once(config_of(strategy, learners=6, epochs=60, group_size=2), faults(kill=["3@1"]), tmp_path / "run")
     assert_nothing_lost(outcome)
     assert sorted(event for event in told(outcome) if event[0] == "died") == [("died", 2), ("died", 3)]
 

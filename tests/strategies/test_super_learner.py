@@ -3,12 +3,14 @@ import pytest
 import torch
 from worlds import LR, MOMENTUM, problem, train, weights, world
 
+from roundelay.clock import VirtualClock
 from roundelay.errors import PeerLostError, StrategyError
 from roundelay.membership import Membership
 from roundelay.replica import Replica
 from roundelay.simulation import run
 from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, SuperLearner
 from roundelay.topology import random_ring, ring
+from roundelay.transport import MemoryNetwork
 from roundelay.transport.solo import SoloTransport
 
 HALVES = np.full((2, 2), 0.5)
@@ -141,3 +143,25 @@ def test_bad_group_sizes_are_refused():
         SuperLearner(DPSGD(ring(2)), 0)
     with pytest.raises(StrategyError, match="group_size 2 must divide the 1 learners"):
         SuperLearner(DPSGD(ring(2)), 2).attach(Replica(torch.nn.Linear(1, 1)), SoloTransport(), Membership.of(1))
+
+
+def test_leaders_of_whole_groups_go_on_without_a_broken_one():
+    network = MemoryNetwork(VirtualClock(), 6)
+    strategies = [SuperLearner(ADPSGD(ring(3)), 2) for _ in range(6)]
+    for rank, strategy in enumerate(strategies):
+        strategy.attach(Replica(torch.nn.Linear(2, 2)), network.transports[rank], Membership.of(6))
+    left = Membership.of(6).without(3)
+    for strategy in strategies:
+        strategy.reform(ring(2), left)
+    assert strategies[0].between.membership.living == (0, 4)
+    assert {strategies[0].between._next_peer() for _ in range(4)} == {4}
+    assert {strategies[4].between._next_peer() for _ in range(4)} == {0}
+    assert strategies[2].between.membership.living == (0, 2, 4), "its group is not whole: it will leave"
+
+
+def test_synchronous_groups_cannot_re_form_without_a_meeting():
+    network = MemoryNetwork(VirtualClock(), 4)
+    strategy = SuperLearner(DPSGD(ring(2)), 2)
+    strategy.attach(Replica(torch.nn.Linear(2, 2)), network.transports[0], Membership.of(4))
+    with pytest.raises(StrategyError, match="DPSGD learners must meet"):
+        strategy.reform(ring(1), Membership.of(4).without(2).without(3))

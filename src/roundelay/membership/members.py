@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,6 +35,15 @@ class Membership:
     @cached_property
     def _positions(self) -> dict[int, int]:
         return {learner: position for position, learner in enumerate(self.living)}
+
+    def whole_groups(self, size: int) -> Membership:
+        """Those whose group, of `size` consecutive ids, is all there.
+
+        >>> Membership.of(6).without(2).whole_groups(2).living
+        (0, 1, 4, 5)
+        """
+        left = Counter(learner // size for learner in self.living)
+        return Membership(tuple(each for each in self.living if left[each // size] == size), self.generation)
 
     def without(self, learner: int) -> Membership:
         """The next generation, one learner fewer."""

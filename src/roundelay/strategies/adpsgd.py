@@ -126,7 +126,7 @@ class ADPSGD(Strategy):
         self._laid = mixing, membership.living, membership.position(self.transport.rank)
 
     def reform(self, mixing: Mixing, membership: Membership) -> None:
-        """From now on exchange with those who live now. May come from any thread."""
+        """Lay the new mixing over the living, between two exchanges."""
         check_size(mixing, membership)
         with self._lock:
             self._gone.difference_update(membership.living)  # who is gone all the same is found out by the next call

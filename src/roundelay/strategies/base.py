@@ -54,6 +54,13 @@ class Strategy(ABC):
         """New weights go out."""
         yield from ()
 
+    def reform(self, mixing: Mixing, membership: Membership) -> None:
+        """From now on exchange with those who live now. May come from any thread.
+
+        Raises StrategyError where that needs a meeting of all.
+        """
+        raise StrategyError(f"{type(self).__name__} learners must meet before others can take part")
+
     def drain(self) -> Steps:
         """Nothing of one's own is under way afterwards."""
         yield from ()

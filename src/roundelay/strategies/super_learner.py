@@ -10,6 +10,7 @@ from roundelay.membership import Membership
 from roundelay.replica import Flat, Replica
 from roundelay.strategies.allreduce import Allreduce
 from roundelay.strategies.base import Strategy
+from roundelay.topology import Mixing
 from roundelay.transport.base import Transport
 
 
@@ -60,6 +61,13 @@ class SuperLearner(Strategy):
         self.inside.attach(replica, transport, Membership(members, membership.generation))
         if self.leads:
             self.between.attach(replica, transport, Membership(leaders, membership.generation))
+
+    def reform(self, mixing: Mixing, membership: Membership) -> None:
+        """The leaders of whole groups go on; the mixing has a place for each of those groups."""
+        self.membership = membership.whole_groups(len(self._members))
+        if self.leads and self.transport.rank in self.membership.living:
+            leaders = self.membership.living[:: len(self._members)]
+            self.between.reform(mixing, Membership(leaders, membership.generation))
 
     def gradient_ready(self, index: int) -> None:
         """Inside the group."""

@@ -64,10 +64,12 @@ class Company:
         line: to the rendezvous, with which this learner has registered.
         door: to the others.
         carried: what this learner trains.
+        members: learners in a group, which is one failure domain.
     """
 
-    def __init__(self, config: Config, line: Rendezvous, door: Door, carried: Carried) -> None:
+    def __init__(self, config: Config, line: Rendezvous, door: Door, carried: Carried, *, members: int = 1) -> None:
         self._config, self._line, self._door, self._carried = config, line, door, carried
+        self._members = members
         assert line.id is not None
         assert line.term is not None
         self.id, self.term = line.id, line.term
@@ -176,8 +178,9 @@ class Company:
             for other, address in term.addresses.items():
                 if other != self.id and address != before.addresses.get(other):
                     transport.admit(other, address)
-            if isinstance(learner.strategy, ADPSGD):
-                learner.reform(mixing_of(self._config, term.membership.size), term.membership)
+            groups = term.membership.whole_groups(self._members).size // self._members
+            if groups:
+                learner.reform(mixing_of(self._config, groups), term.membership)
             self._line.healed()
         except BaseException as error:  # raised where the training thread looks next
             transport.fail(error)
@@ -192,12 +195,22 @@ class Company:
         lost = _unreachable(self._learner.transport) if self._learner and progress.ready else []
         lost += [peer for peer, times in self._absent.items() if times > 1]
         self.term = self._line.meet(self.term.membership.generation, asdict(progress), lost, self._door.open())
+        self._leave_broken_groups()
         begun = [each.begun for each in self._progress().values() if each.ready]
         if not begun:
             raise LaunchError(
                 "no learner is left that has the weights of this run; go on from a checkpoint by --resume"
             )
         return min(begun)
+
+    def _leave_broken_groups(self) -> None:
+        """A group is one failure domain: who has lost a member of it leaves, and the others meet without."""
+        living = self.term.membership.living
+        whole = self.term.membership.whole_groups(self._members).living
+        if self.id not in whole:
+            raise LaunchError(f"learner {self.id} leaves, for its group of {self._members} has lost a member")
+        if whole != living:
+            raise MembershipChangedError(f"the groups of learners {sorted(set(living) - set(whole))} are not whole")
 
     def furthest(self) -> int:
         """Steps that the weights have seen which the meeting chose."""

@@ -72,7 +72,8 @@ class Trainer:
         self.task = task
         self.module = self.task.module().to(world.device)
         self.optimizer = optimizer_of(config.optimizer, self.task.parameter_groups(self.module))
-        self.company = Company(config, line, door, Carried(self.module, self.optimizer))
+        members = config.group_size or world.local_size
+        self.company = Company(config, line, door, Carried(self.module, self.optimizer), members=members)
         self.id = self.company.id
         self.plan = Plan.of(config, world, len(self.task), self.id)
         self._samples_in_run = self.plan.chunks.place(self.plan.total)

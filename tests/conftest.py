@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: threads of torch only stand in each other's way
@@ -14,3 +16,12 @@ settings.register_profile(
 settings.load_profile("roundelay")
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))  # worlds with known answers, for several test folders
+
+
+@pytest.fixture
+def one_thread():
+    """Sums of several threads differ in their last bits from run to run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -11,6 +11,7 @@ import threading
 
 import pytest
 import torch
+from ends import socket_pair
 from hypothesis import example, given, settings, strategies as st
 from loopback import PATIENCE_S, loopback
 
@@ -26,15 +27,6 @@ MANY = settings(max_examples=300)
 FEW = settings(max_examples=40)
 SECURITY = Security(b"s" * 32)
 KEYS = (b"a" * 32, b"b" * 32)
-
-
-@contextlib.contextmanager
-def pair():
-    a, b = socket.socketpair()
-    with a, b:
-        a.settimeout(PATIENCE_S)
-        b.settimeout(PATIENCE_S)
-        yield a, b
 
 
 # Handshakes ------------------------------------------------------------------------------------------------------------
@@ -65,7 +57,7 @@ def test_any_answer_to_a_caller_is_an_error_of_the_connection(answer):
 def test_any_call_of_who_knows_the_secret_is_accepted_or_an_error_of_the_connection(said, purpose):
     call = bytearray(said)
     call[8] = purpose
-    with pair() as (ours, theirs):
+    with socket_pair() as (ours, theirs):
         outcome: queue.Queue[object] = queue.Queue()
 
         def answer():
@@ -107,7 +99,7 @@ def seal(channel, packed_header):
 @MANY
 @given(headers, st.binary(max_size=300))
 def test_any_answer_of_who_has_the_keys_is_one_of_our_errors_or_understood(header, payload):
-    with pair() as (a, b):
+    with socket_pair() as (a, b):
         ours, theirs = (
             Channel(end, Hello(rank, Purpose.LANE, 1, bytes(16), keys))
             for end, rank, keys in ((a, 1, KEYS), (b, 0, KEYS[::-1]))
@@ -191,7 +183,7 @@ def test_any_bytes_on_a_watch_end_that_line_at_most_and_another_goes_on(data):
     news: queue.Queue[tuple[Event, int, str]] = queue.Queue()
     watch = Watch(lambda event, peer, reason: news.put((event, peer, reason)))
     try:
-        with pair() as (bad, stranger), pair() as (good, friend):
+        with socket_pair() as (bad, stranger), socket_pair() as (good, friend):
             watch.add(1, bad)
             watch.add(2, good)
             stranger.sendall(data)

@@ -10,13 +10,7 @@ from roundelay.simulation import logistic
 from roundelay.simulation.theory import exchanged_at_once
 from roundelay.topology import random_ring, ring, spectrum
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_the_minimum_is_one_and_its_curvatures_are_the_hessians():

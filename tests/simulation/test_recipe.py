@@ -20,13 +20,7 @@ from roundelay.training.config import Config
 from roundelay.training.finished import FinishedRun
 from roundelay.training.metrics import read_rows
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def config(**settings: str) -> Config:

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from ends import socket_pair
 from hypothesis import example, given, strategies as st
 
 from roundelay.errors import HandshakeError, PeerLostError, RefusedError
@@ -18,10 +19,7 @@ ALICE, BOB = (Hello(rank, Purpose.LANE, 1, bytes(16), keys) for rank, keys in en
 @contextlib.contextmanager
 def pair():
     """Two ends of a channel."""
-    a, b = socket.socketpair()
-    with a, b:
-        a.settimeout(5)
-        b.settimeout(5)
+    with socket_pair() as (a, b):
         yield Channel(a, BOB), Channel(b, ALICE)
 
 

@@ -4,6 +4,7 @@ import socket
 import threading
 
 import pytest
+from ends import socket_pair
 from hypothesis import example, given, strategies as st
 
 from roundelay.errors import HandshakeError
@@ -13,15 +14,6 @@ from roundelay.transport.wire import Hello, Purpose
 
 SECURITY = Security(b"s" * 32)
 HOST = b"h" * 16
-
-
-@contextlib.contextmanager
-def pair():
-    a, b = socket.socketpair()
-    with a, b:
-        a.settimeout(5)
-        b.settimeout(5)
-        yield a, b
 
 
 @contextlib.contextmanager
@@ -123,7 +115,7 @@ def test_a_recorded_handshake_cannot_be_played_again():
     with served_once(tapped) as (address, outcome):
         wire.connect(address, mine(), 1, SECURITY)[0].close()
     assert outcome == [mine()]
-    with pair() as (ours, theirs):
+    with socket_pair() as (ours, theirs):
         theirs.sendall(b"".join(recorded))
         with pytest.raises(HandshakeError, match="secret"):
             wire.accept(ours, 1, HOST, SECURITY)
@@ -200,7 +192,7 @@ def test_a_server_that_is_no_learner_is_refused():
 @example(b"")
 @example(b"GET / HTTP/1.1\r\nHost: learner\r\n\r\n" * 4)
 def test_garbage_instead_of_a_call_raises_a_connection_error(garbage):
-    with pair() as (ours, theirs):
+    with socket_pair() as (ours, theirs):
         theirs.sendall(garbage)
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionError):
@@ -218,14 +210,14 @@ def test_an_unknown_purpose_is_refused_even_from_who_knows_the_secret():
 
 def test_a_silent_caller_is_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setattr(wire, "HANDSHAKE_S", 0.05)
-    with pair() as (ours, _), pytest.raises(TimeoutError):
+    with socket_pair() as (ours, _), pytest.raises(TimeoutError):
         wire.accept(ours, 0, HOST, SECURITY)
 
 
 def test_a_caller_that_sends_a_byte_now_and_then_is_not_waited_for_either(monkeypatch):
     monkeypatch.setattr(wire, "HANDSHAKE_S", 0.1)
     stop = threading.Event()
-    with pair() as (ours, theirs):
+    with socket_pair() as (ours, theirs):
 
         def trickle():
             with contextlib.suppress(OSError):

@@ -87,6 +87,42 @@ def _scaled(text: str, unit: str, scale: dict[str, float], wanted: str) -> float
     return value
 
 
+# Fields of a run's configuration that have an option of their own: its key, what it takes, and what it means.
+_OF_CONFIGURATION = {
+    "learners": ("learners", "N", "how many"),
+    "strategy": ("strategy", "S", "adpsgd, dpsgd, allreduce, delay-by-one or delay-by-one-gradients"),
+    "topology": ("topology", "T", "who averages with whom; see `roundelay topology compare`"),
+    "group-size": ("group_size", "M", "learners per super-learner; 0: those of one machine"),
+    "epochs": ("budget.epochs", "E", "passes over the data, counted over all learners"),
+    "seed": ("seed", "SEED", "of weights, shuffling, augmentation and random topologies"),
+    "slow": (
+        "slow",
+        "LEARNER:FACTOR",
+        "make learners slower, to see what stragglers do; several are separated by commas",
+    ),
+    "data": ("settings.data", "PATH", "where the task's data is"),
+}
+
+
+def add_configuration(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that change a recipe's configuration."""
+    for name, (_, metavar, meaning) in _OF_CONFIGURATION.items():
+        parser.add_argument(f"--{name}", metavar=metavar, help=meaning)
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="any other field of the configuration, such as data.batch=64; may be repeated",
+    )
+
+
+def configured(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Keys of the configuration, and the values that the options of `add_configuration` gave them."""
+    options = {key: getattr(args, name.replace("-", "_")) for name, (key, *_) in _OF_CONFIGURATION.items()}
+    return [(key, value) for key, value in options.items() if value is not None] + assignments(args.set)
+
+
 def assignments(words: Iterable[str]) -> list[tuple[str, str]]:
     """Keys and values of `--set KEY=VALUE`. Raises UsageError for anything else.
 

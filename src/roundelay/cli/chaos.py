@@ -8,27 +8,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from roundelay.cli.arguments import assignments
+from roundelay.cli.arguments import add_configuration, configured
 
 FAULTS = ("kill", "freeze", "join")
-_SHORT = ("learners", "strategy", "topology", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
     add("recipe", metavar="RECIPE", help="as for `roundelay train`")
-    add("--learners", metavar="N", help="how many begin")
-    add("--strategy", metavar="S", help="as for `roundelay train`")
-    add("--topology", metavar="T", help="as for `roundelay train`")
-    add("--seed", metavar="SEED", help="as for `roundelay train`")
-    add("--epochs", metavar="E", help="passes over the data")
-    add("--set", metavar="KEY=VALUE", action="append", default=[], help="any other field of the configuration")
+    add_configuration(parser)
     repeated: dict[str, Any] = {"action": "append", "default": []}
     add("--kill", metavar="LEARNER@TIME", **repeated, help="kill a learner so many seconds after the first step")
     add("--freeze", metavar="LEARNER@TIME:DURATION", **repeated, help="stop a learner for a while")
     add("--join", metavar="LEARNER@TIME", **repeated, help="start a learner more, or one again that was killed")
-    add("--slow", metavar="LEARNER:FACTOR", **repeated, help="make a learner slower, in both runs")
     add("--out", type=Path, metavar="DIR", help="keep both runs here (default: runs/chaos-DATE-TIME)")
     add("--json", action="store_true", help="print everything as JSON")
 
@@ -38,11 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from roundelay.bench import chaos
     from roundelay.training import recipes
 
-    settings = [(name, value) for name in _SHORT if (value := getattr(args, name)) is not None]
-    settings += [("budget.epochs", args.epochs)] if args.epochs else []
-    settings += [("slow", ",".join(args.slow))] if args.slow else []
-    settings += assignments(args.set)
-    config = recipes.resolve(recipes.table_of(args.recipe), settings)
+    config = recipes.resolve(recipes.table_of(args.recipe), configured(args))
     faults = sorted(chaos.Fault.parsed(kind, text) for kind in FAULTS for text in getattr(args, kind))
     folder = args.out or Path("runs") / f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
     result = chaos.run(config, faults, folder)

@@ -12,33 +12,19 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from roundelay.cli.arguments import bandwidth, duration, number, positive_int
+from roundelay.cli.arguments import add_configuration, bandwidth, configured, duration, number, positive_int
 from roundelay.cli.tables import new_table, show, text
-from roundelay.cli.train import _settings
 from roundelay.errors import UsageError
 
 if TYPE_CHECKING:
     from roundelay.simulation.compute import Compute
-
-TRAIN_OPTIONS = {
-    "learners": ("N", "how many"),
-    "strategy": ("S", "adpsgd, dpsgd, allreduce, delay-by-one or delay-by-one-gradients"),
-    "topology": ("T", "who averages with whom"),
-    "group-size": ("M", "learners per super-learner; 0: those of one node"),
-    "epochs": ("E", "passes over the data, counted over all learners"),
-    "seed": ("SEED", "of weights, shuffling, augmentation and random topologies"),
-    "slow": ("LEARNER:FACTOR", "make learners slower; several are separated by commas"),
-    "data": ("PATH", "where the task's data is"),
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options: those of `roundelay train`, and the world that is modelled."""
     add = parser.add_argument
     add("recipe", metavar="RECIPE", help="as for `roundelay train`")
-    for name, (metavar, help) in TRAIN_OPTIONS.items():
-        add(f"--{name}", metavar=metavar, help=help)
-    add("--set", metavar="KEY=VALUE", action="append", default=[], help="any other field of the configuration")
+    add_configuration(parser)
     add("--step-time", type=duration, default=0.1, metavar="TIME", help="compute time of a step (default 100ms)")
     add("--step-spread", type=number, default=0.0, metavar="R", help="std of it / mean (default 0)")
     add("--times-of", type=Path, metavar="RUN", help="instead: the compute times that a real run's metrics tell")
@@ -56,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     from roundelay.simulation.recipe import SimulatedRun
     from roundelay.training import recipes, rundir
 
-    config = recipes.resolve(recipes.table_of(args.recipe), _settings(args))
+    config = recipes.resolve(recipes.table_of(args.recipe), configured(args))
     recipe = Path(args.recipe).stem.partition(":")[0]
     folder: Path = args.out or Path("runs") / f"simulated-{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     rate_Bps, latency_s = args.network

@@ -9,23 +9,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roundelay.cli.arguments import add_security, assignments, place_of, positive_int
+from roundelay.cli.arguments import add_configuration, add_security, configured, place_of, positive_int
 from roundelay.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from roundelay.training.config import Config
 
 NEWEST = -1
-_SHORT = {
-    "learners": "learners",
-    "strategy": "strategy",
-    "topology": "topology",
-    "group_size": "group_size",
-    "seed": "seed",
-    "epochs": "budget.epochs",
-    "slow": "slow",
-    "data": "settings.data",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,21 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="a built-in one (tiny, ...), a .toml file, or a task as module:Class",
     )
-    add("--learners", metavar="N", help="how many")
-    add("--strategy", metavar="S", help="adpsgd, dpsgd, allreduce, delay-by-one or delay-by-one-gradients")
-    add("--topology", metavar="T", help="who averages with whom; see `roundelay topology compare`")
-    add("--group-size", metavar="M", help="learners per super-learner; 0: those of one machine")
-    add("--epochs", metavar="E", help="passes over the data, counted over all learners")
-    add("--seed", metavar="SEED", help="of weights, shuffling, augmentation and random topologies")
-    add("--slow", metavar="LEARNER:FACTOR", help="make a learner slower, to see what a straggler does")
-    add("--data", metavar="PATH", help="where the task's data is")
-    add(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="any other field of the configuration, such as data.batch=64; may be repeated",
-    )
+    add_configuration(parser)
     add("--out", type=Path, metavar="DIR", help="the run's directory (default: runs/RECIPE-DATE-TIME)")
     add(
         "--resume",
@@ -79,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         return _join_run(args)
     if args.recipe is None:
         raise UsageError("train needs a RECIPE, such as tiny, or --join RUN")
-    settings = _settings(args)
+    settings = configured(args)
     if args.resume is not None:
         from roundelay.training import rundir
 
@@ -95,11 +71,6 @@ def run(args: argparse.Namespace) -> int:
     folder: Path = args.out or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     return _join_world(config, folder, args) if joined else _supervise(config, folder, args)
-
-
-def _settings(args: argparse.Namespace) -> list[tuple[str, str]]:
-    settings = [(key, value) for name, key in _SHORT.items() if (value := getattr(args, name)) is not None]
-    return settings + assignments(args.set)
 
 
 def _supervise(config: Config, folder: Path, args: argparse.Namespace) -> int:

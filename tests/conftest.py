@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: threads of torch only stand in each other's way
@@ -21,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))  # worlds with known 
 @pytest.fixture
 def one_thread():
     """Sums of several threads differ in their last bits from run to run."""
+    import torch  # not above: OMP_NUM_THREADS comes first
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from roundelay.bench import throughput
+from roundelay.bench import overhead, throughput
 from roundelay.cli import main
 
 
@@ -87,3 +87,16 @@ def test_json_has_rows_and_the_machine(measured, capsys, tmp_path):
     assert document["rows"][1]["ratio_to_none"] == 0.95
     assert document["machine"]["cores"] >= 1
     assert (tmp_path / "bench.svg").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("option", [("--slow", "0:10"), ("--repetitions", "3")])
+def test_the_overhead_is_measured_in_one_run_of_equal_learners(mistake, option):
+    assert "do not go with `bench overhead`, which is one run" in mistake("bench", "overhead", *option)
+
+
+def test_the_overhead_comes_as_json(monkeypatch, capsys):
+    monkeypatch.setattr(overhead, "measure", lambda **_: [overhead.Row("metrics", 180.0, 0.001, (0.0, 0.002))])
+    assert main(["bench", "overhead", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["seconds"] == 60.0
+    assert document["rows"] == [{"case": "metrics", "steps_per_s": 180.0, "overhead": 0.001, "ci95": [0.0, 0.002]}]

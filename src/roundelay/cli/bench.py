@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PARAMETERS = (1_000_000, 10_000_000)
 CASE_S, OVERHEAD_S = 4.0, 60.0  # --seconds, unless said
+REPETITIONS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sleep as an accelerator would, or a real LSTM",
     )
     add("--seconds", type=duration, metavar="TIME", help="per case and repetition (default 4s; overhead: 60s, once)")
-    add("--repetitions", type=positive_int, default=5, metavar="R", help="interleaved (default 5)")
+    add("--repetitions", type=positive_int, metavar="R", help=f"interleaved (default {REPETITIONS})")
     add("--plot", type=output_path, metavar="FILE", help="bar chart (.svg, .png, .pdf)")
     add("--json", action="store_true", help="print JSON")
 
@@ -60,19 +61,19 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError("--slow goes with `bench stragglers`")
     if args.learners < 2:
         raise UsageError(f"a benchmark of communication needs at least 2 learners, got {args.learners}")
-    seconds = args.seconds or CASE_S
+    seconds, repetitions = args.seconds or CASE_S, args.repetitions or REPETITIONS
     learner, factor = (args.slow or (0, 10.0)) if args.what == "stragglers" else (0, 1.0)
     if learner >= args.learners:
         raise UsageError(f"--slow names learner {learner}, but there are {args.learners}, numbered from 0")
     cases = throughput.cases_for(args.parameters, slow=factor, slow_learner=learner, compute=args.compute)
     with _progress() as bar:
-        task = bar.add_task("starting learners", total=len(cases) * args.repetitions)
+        task = bar.add_task("starting learners", total=len(cases) * repetitions)
 
         def progress(case: Case) -> None:
             bar.update(task, advance=1, description=f"{case.strategy} {case.parameters / 1e6:g} M")
 
         rows = throughput.run(
-            cases, learners=args.learners, seconds=seconds, repetitions=args.repetitions, progress=progress
+            cases, learners=args.learners, seconds=seconds, repetitions=repetitions, progress=progress
         )
     if args.plot:
         from roundelay.plots.bench import plot_rows
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
             "rows": [dataclasses.asdict(row) for row in rows],
             "learners": args.learners,
             "seconds": seconds,
-            "repetitions": args.repetitions,
+            "repetitions": repetitions,
             "machine": throughput.machine(),
         }
         print(json.dumps(document, indent=2))
@@ -101,8 +102,8 @@ def _progress() -> Progress:
 def _overhead(args: argparse.Namespace) -> None:
     from roundelay.bench import overhead, throughput
 
-    if args.slow or args.plot:
-        raise UsageError("--slow and --plot do not go with `bench overhead`")
+    if args.slow or args.plot or args.repetitions:
+        raise UsageError("--slow, --plot and --repetitions do not go with `bench overhead`, which is one run")
     seconds = args.seconds or OVERHEAD_S
     with Console(stderr=True).status(f"a run of about {seconds:g} s"):
         rows = overhead.measure(learners=args.learners, seconds=seconds)

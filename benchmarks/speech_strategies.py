@@ -1,7 +1,10 @@
 """The papers' comparison on real speech: the same samples under every strategy, judged by words, with and without a straggler.
 
-    python benchmarks/speech_strategies.py --out out/strategies --seeds 1 2 3                  # needs AN4
-    python benchmarks/speech_strategies.py --out out/strategies-slow --slow 0:10 --seeds 1
+    python benchmarks/speech_strategies.py --out out/strategies                                # needs AN4
+    python benchmarks/speech_strategies.py --out out/strategies-slow --epochs 3 --slow 0:10 --seeds 1
+
+The optimizer is the papers': with momentum SGD the mean of all learners follows one learner that has the whole batch. Adam divides by the
+noise of a local batch, which is larger, and so takes smaller steps the more learners share a batch.
 
 Every case is a run of `roundelay train`. What is finished in OUT is not done again, so the command can be stopped and repeated;
 `--minutes` stops before the next run, once so much time is used up. OUT/table.md and OUT/table.json tell what there is so far.
@@ -27,6 +30,7 @@ from roundelay.training import rundir
 
 BATCH = 64  # of all learners together, whatever their number
 LEARNERS = 4
+SETTINGS = shlex.split("--set optimizer.name=sgd --set optimizer.lr=0.4 --set checkpoint.every_epochs=1")
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/strategies"))
     parser.add_argument("--recipe", default="an4")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--epochs", default="20")
+    parser.add_argument("--epochs", default="10")
     parser.add_argument(
         "--slow", default="", metavar="LEARNER:FACTOR", help="in all cases but that of the single learner"
     )
@@ -189,7 +193,7 @@ def main() -> None:
     for run in runs:
         if not run.finished and time.monotonic() - began < 60 * arguments.minutes:
             slow = ["--slow", arguments.slow] if arguments.slow and run.case.learners > 1 else []
-            run.do(arguments.recipe, ["--epochs", arguments.epochs, "--set", "checkpoint.every_epochs=1", *slow])
+            run.do(arguments.recipe, ["--epochs", arguments.epochs, *SETTINGS, *slow])
     rows = rows_of(runs, arguments.target)
     settings = {"command": shlex.join(["python", *sys.argv]), "epochs": arguments.epochs, "slow": arguments.slow}
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from roundelay.speech.gaussians import Gaussians, Statistics, discriminant_axes, principal_axes, scatter
+from roundelay.speech.gaussians import Gaussians, Mixtures, Statistics, discriminant_axes, principal_axes, scatter
 
 
 def test_gaussians_have_the_moments_of_their_frames_and_the_density_of_the_standard_library():
@@ -49,3 +49,36 @@ def test_features_that_never_vary_do_no_harm():
     _, covariance = scatter([frames])
     assert np.isfinite(discriminant_axes(covariance, seen, 2)).all()
     assert np.isfinite(Gaussians.fit(seen).log_likelihoods(frames)).all()
+
+
+def test_a_state_with_several_gaussians_finds_the_kinds_of_its_frames():
+    rng = np.random.default_rng(3)
+    kinds = rng.integers(0, 3, 3000)
+    frames = (np.array([[-5, 0], [0, 5], [5, 0]])[kinds] + rng.standard_normal((3000, 2))).astype(np.float32)
+    other = rng.standard_normal((500, 2)).astype(np.float32)
+    labels = [np.zeros(3000, np.int32), np.ones(500, np.int32)]
+    fitted = Mixtures.fit([frames, other], labels, np.array([3, 1], dtype=np.int32))
+    found = np.argsort(fitted.components.mean_SD[:3, 0])
+    assert fitted.components.mean_SD[found] == pytest.approx(np.array([[-5, 0], [0, 5], [5, 0]]), abs=0.2)
+    shares = np.bincount(kinds) / 3000
+    assert np.exp(fitted.log_weight_C)[[*found, 3]] == pytest.approx([*shares, 1], abs=0.02)
+    scores = fitted.log_likelihoods(frames)
+    assert scores.shape == (3000, 2)
+    component = fitted.components.log_likelihoods(frames)[:, :3] + fitted.log_weight_C[:3]
+    assert scores[:, 0] == pytest.approx(component.max(axis=1))
+
+
+def test_with_one_gaussian_for_each_state_a_mixture_is_a_gaussian():
+    rng = np.random.default_rng(4)
+    frames, labels = rng.standard_normal((60, 3)).astype(np.float32), rng.integers(0, 3, 60).astype(np.int32)
+    mixtures = Mixtures.fit([frames], [labels], np.ones(4, dtype=np.int32))  # the fourth has no frames
+    gaussians = Gaussians.fit(Statistics.of([frames], [labels], 4))
+    assert mixtures.log_likelihoods(frames) == pytest.approx(gaussians.log_likelihoods(frames))
+
+
+def test_silence_that_never_varies_and_silence_that_never_comes_stay_finite():
+    frames = np.concatenate([np.zeros((40, 2)), np.random.default_rng(5).standard_normal((40, 2))]).astype(np.float32)
+    for silence in (0, 1):
+        labels = np.repeat([silence, 2], 40).astype(np.int32)
+        fitted = Mixtures.fit([frames], [labels], np.array([4, 4, 1], dtype=np.int32))
+        assert np.isfinite(fitted.log_likelihoods(frames)).all()

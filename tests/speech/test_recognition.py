@@ -8,14 +8,11 @@ import pytest
 pytest.importorskip("kaldi_decoder")
 
 from roundelay.errors import DataError
-from roundelay.speech.align import (
-    aligned,
-    alignment_graphs,
-    flat_start,
-)
+from roundelay.speech.align import aligned, alignment_graphs
 from roundelay.speech.corpora.an4 import an4
 from roundelay.speech.decode import Decoder, Scales, decode_all, word_times
 from roundelay.speech.feature_set import features
+from roundelay.speech.flat_start import flat_start
 from roundelay.speech.gaussians import Gaussians, Statistics, discriminant_axes, scatter
 from roundelay.speech.graph import decoding_graph
 from roundelay.speech.hmm import Monophones, frame_labels, self_loops
@@ -110,7 +107,7 @@ def test_a_flat_start_needs_no_alignments(speech):
     start = flat_start(speech.features, texts, speech.lexicon, speech.tying)
     phone = speech.tying.phone_of_state
     agree = [np.mean(phone[start.alignments.labels[name]] == phone[labels]) for name, labels in speech.labels.items()]
-    # 0.81 of all frames, 0.83 when boundaries are moved by one: given times are an aligner's, too. Even Gaussians that were
-    # trained on them find only some more of them again (above).
-    assert np.mean(agree) > 0.78
+    # 0.85 of all frames: given times are an aligner's, too. Even Gaussians that were trained on them find only some more of
+    # them again (above).
+    assert np.mean(agree) > 0.83
     assert speech.wer(start.alignments.labels, speech.tying) < speech.wer(speech.labels, speech.tying) + 0.05

@@ -1,8 +1,8 @@
-"""The simplest acoustic model: one Gaussian per state, and linear maps after which a diagonal covariance suits the features."""
+"""The simplest acoustic model: one Gaussian per state, or a few; and linear maps after which diagonal covariances will do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from roundelay.speech.segments import Ints
 
 _VARIANCE_FLOOR = 0.01  # of the variance over all frames
 _LEAST_VARIANCE = 1e-6  # of directions in which nothing varies, such as in silence
+_ROUNDS = 5  # of fitting Gaussians and assigning frames to them, after one was cut in two
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,67 @@ class Gaussians:
         quadratic, linear = precision.T.astype(np.float32), (2 * self.mean_SD * precision).T.astype(np.float32)
         frames = frames_TD.astype(np.float32)
         return np.asarray(-0.5 * (frames**2 @ quadratic - frames @ linear + constant), dtype=np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Mixtures:
+    """One Gaussian or several for each state: p(x | s) = max_c w_c N(x; μ_c, σ²_c) over the components c of s.
+
+    As a frame belongs to one state in Viterbi training, so it belongs to one component of it.
+
+    Attributes:
+        components: all Gaussians, those of a state side by side.
+        log_weight_C: of the share that each has in the frames of its state.
+        first_S: the first component of each state.
+    """
+
+    components: Gaussians
+    log_weight_C: NDArray[np.float64]
+    first_S: Ints
+
+    @classmethod
+    def fit(cls, frames: Sequence[NDArray[Any]], labels: Sequence[Ints], number_S: Ints) -> Mixtures:
+        """`number_S` says how many components each state has."""
+        first_S = (np.cumsum(number_S) - number_S).astype(np.int32)
+        component = [first_S[labels_T] for labels_T in labels]
+        for state in np.flatnonzero(number_S > 1):
+            here = [labels_T == state for labels_T in labels]
+            frames_ND = np.concatenate([frames_TD[at] for frames_TD, at in zip(frames, here, strict=True)])
+            clusters = np.split(_clusters(frames_ND, number_S[state]), np.cumsum([at.sum() for at in here])[:-1])
+            for component_T, at, cluster in zip(component, here, clusters, strict=True):
+                component_T[at] += cluster
+        seen = Statistics.of(frames, component, int(number_S.sum()))
+        in_state_C = np.repeat(np.add.reduceat(seen.count_S, first_S), number_S)
+        return cls(Gaussians.fit(seen), _log_share(seen.count_S, in_state_C), first_S)
+
+    def log_likelihoods(self, frames_TD: NDArray[Any]) -> Floats:
+        """ln p(x | s) for all frames and states."""
+        weighted_TC = self.components.log_likelihoods(frames_TD) + self.log_weight_C
+        return np.asarray(np.maximum.reduceat(weighted_TC, self.first_S, axis=1), dtype=np.float32)
+
+
+def _log_share(count: NDArray[np.float64], of: NDArray[np.float64]) -> NDArray[np.float64]:
+    """ln(count / of): −∞ where there are none, 0 where there is nothing to have a share of."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(np.where(of > 0, count / np.maximum(of, 1), 1.0)))
+
+
+def _clusters(frames_ND: NDArray[Any], number: int) -> Ints:
+    """Which of `number` Gaussians each frame belongs to.
+
+    The largest cluster is cut in two across its longest axis; then frames go to the likeliest of fitted Gaussians, a few times.
+    """
+    cluster_N = np.zeros(len(frames_ND), dtype=np.int32)
+    for fresh in range(1, number if len(frames_ND) else 1):
+        inside = np.flatnonzero(cluster_N == np.bincount(cluster_N).argmax())
+        mean, covariance = scatter([frames_ND[inside]])
+        above = (frames_ND[inside] - mean) @ principal_axes(covariance, 1)[:, 0] > 0
+        cluster_N[inside[above]] = fresh
+        for _ in range(_ROUNDS):
+            seen = Statistics.of([frames_ND], [cluster_N], fresh + 1)
+            log_weight = _log_share(seen.count_S, seen.count_S.sum())
+            cluster_N = (Gaussians.fit(seen).log_likelihoods(frames_ND) + log_weight).argmax(axis=1).astype(np.int32)
+    return cluster_N
 
 
 def scatter(frames: Iterable[NDArray[Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -12,13 +12,13 @@ from typing import Literal
 import numpy as np
 
 from roundelay.errors import ConfigError, DataError, unknown
-from roundelay.speech.align import Spoken, aligned_alike, flat_start
 from roundelay.speech.augment import AugmentConfig
 from roundelay.speech.cache import cache_folder, find_corpus, fingerprint, locked, state_of
 from roundelay.speech.corpora.catalogue import FOUND, GIVEN, NAMES, corpus
 from roundelay.speech.corpus import Corpus, Utterance
 from roundelay.speech.feature_set import FeatureSet, features, features_key
 from roundelay.speech.features import FeatureConfig
+from roundelay.speech.flat_start import Spoken, aligned_alike, flat_start
 from roundelay.speech.gaussians import Statistics, discriminant_axes, scatter
 from roundelay.speech.hmm import Floats, Monophones, Tying, frame_labels, log_priors, self_loops
 from roundelay.speech.kaldi_tree import KaldiTree, read_tree
@@ -29,7 +29,7 @@ from roundelay.speech.segments import Ints, read_ctm
 from roundelay.speech.tree import ContextStatistics, decision_tree, relabelled, tying_from_json
 from roundelay.training.config import TaskConfig, at_least
 
-VERSION = 3  # of what is computed here; changed with it, so that old caches are not taken for new ones
+VERSION = 4  # of what is computed here; changed with it, so that old caches are not taken for new ones
 UNLABELLED = -1  # the state of frames of which nobody knows it
 TREE_DIMENSIONS = 40  # discriminant directions in which the tree sees features
 GIVEN_TIMES, FLAT_START, PDFS = "given", "flat-start", "pdfs"

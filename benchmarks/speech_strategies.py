@@ -3,8 +3,8 @@
     python benchmarks/speech_strategies.py --out out/strategies                                # needs AN4
     python benchmarks/speech_strategies.py --out out/strategies-slow --epochs 3 --slow 0:10 --seeds 1
 
-The optimizer is the papers': with momentum SGD the mean of all learners follows one learner that has the whole batch. Adam divides by the
-noise of a local batch, which is larger, and so takes smaller steps the more learners share a batch.
+The optimizer is the papers': with momentum SGD the mean of all learners follows one learner that has the whole batch. Adam
+divides by the noise of a local batch, which is larger, and so takes smaller steps the more learners share a batch.
 
 Every case is a run of `roundelay train`. What is finished in OUT is not done again, so the command can be stopped and repeated;
 `--minutes` stops before the next run, once so much time is used up. OUT/table.md and OUT/table.json tell what there is so far.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import pytest
 
-from roundelay.cli.arguments import bandwidth, byte_count, duration, number, positive_int
+from roundelay.cli.arguments import bandwidth, byte_count, dated_folder, duration, number, positive_int
 
 
 @pytest.mark.parametrize(("text", "value"), [("165MB", 165e6), ("4G", 4e9), ("2.5 KB", 2500), ("1e6", 1e6)])
@@ -29,3 +30,13 @@ def test_durations(text, value):
 def test_anything_else_is_refused_in_words(reader, text):
     with pytest.raises(argparse.ArgumentTypeError, match=f"got '{text}'"):
         reader(text)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [("an4", "an4"), ("an4/best", "an4-best"), ("some/mine.toml", "mine"), ("my.tasks:Mine", "my.tasks")],
+)
+def test_a_run_without_a_folder_is_named_after_its_recipe(recipe, name):
+    folder = dated_folder(recipe, "simulated-")
+    assert folder.parent.name == "runs"
+    assert re.fullmatch(rf"simulated-{re.escape(name)}-\d{{8}}-\d{{6}}", folder.name)

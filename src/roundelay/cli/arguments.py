@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,6 +122,12 @@ def configured(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Keys of the configuration, and the values that the options of `add_configuration` gave them."""
     options = {key: getattr(args, name.replace("-", "_")) for name, (key, *_) in _OF_CONFIGURATION.items()}
     return [(key, value) for key, value in options.items() if value is not None] + assignments(args.set)
+
+
+def dated_folder(recipe: str, prefix: str = "") -> Path:
+    """Where a run goes that was given no folder: runs/an4-best-20260102-030405 for the recipe an4/best."""
+    name = Path(recipe).stem if recipe.endswith(".toml") else recipe.partition(":")[0].replace("/", "-")
+    return Path("runs") / f"{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def assignments(words: Iterable[str]) -> list[tuple[str, str]]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from pathlib import Path
 from typing import Any
 
-from roundelay.cli.arguments import add_configuration, configured
+from roundelay.cli.arguments import add_configuration, configured, dated_folder
 
 FAULTS = ("kill", "freeze", "join")
 
@@ -22,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kill", metavar="LEARNER@TIME", **repeated, help="kill a learner so many seconds after the first step")
     add("--freeze", metavar="LEARNER@TIME:DURATION", **repeated, help="stop a learner for a while")
     add("--join", metavar="LEARNER@TIME", **repeated, help="start a learner more, or one again that was killed")
-    add("--out", type=Path, metavar="DIR", help="keep both runs here (default: runs/chaos-DATE-TIME)")
+    add("--out", type=Path, metavar="DIR", help="keep both runs here (default: runs/chaos-RECIPE-DATE-TIME)")
     add("--json", action="store_true", help="print everything as JSON")
 
 
@@ -33,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = recipes.resolve(recipes.table_of(args.recipe), configured(args))
     faults = sorted(chaos.Fault.parsed(kind, text) for kind in FAULTS for text in getattr(args, kind))
-    folder = args.out or Path("runs") / f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = args.out or dated_folder(args.recipe, "chaos-")
     result = chaos.run(config, faults, folder)
     if args.json:
         print(json.dumps(result, indent=2))

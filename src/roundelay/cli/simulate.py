@@ -5,14 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from roundelay.cli.arguments import add_configuration, bandwidth, configured, duration, number, positive_int
+from roundelay.cli.arguments import (
+    add_configuration,
+    bandwidth,
+    configured,
+    dated_folder,
+    duration,
+    number,
+    positive_int,
+)
 from roundelay.cli.tables import new_table, show, text
 from roundelay.errors import UsageError
 
@@ -43,8 +50,7 @@ def run(args: argparse.Namespace) -> None:
     from roundelay.training import recipes, rundir
 
     config = recipes.resolve(recipes.table_of(args.recipe), configured(args))
-    recipe = Path(args.recipe).stem.partition(":")[0]
-    folder: Path = args.out or Path("runs") / f"simulated-{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder: Path = args.out or dated_folder(args.recipe, "simulated-")
     rate_Bps, latency_s = args.network
     links = Links(latency_s, rate_Bps, args.node_size, latency_s, args.inside_bandwidth)
     compute = slowed(_compute(args, config.seed), config.slowness())

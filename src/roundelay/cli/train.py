@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roundelay.cli.arguments import add_configuration, add_security, configured, place_of, positive_int
+from roundelay.cli.arguments import add_configuration, add_security, configured, dated_folder, place_of, positive_int
 from roundelay.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -67,8 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.show_config:
         print(to_toml(recipes.as_table(config)), end="")
         return 0
-    recipe = Path(args.recipe).stem.partition(":")[0]
-    folder: Path = args.out or Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder: Path = args.out or dated_folder(args.recipe)
     joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     return _join_world(config, folder, args) if joined else _supervise(config, folder, args)
 

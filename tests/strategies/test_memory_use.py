@@ -105,12 +105,18 @@ def test_few_copies_of_the_model_and_no_more_after_warm_up(name, share_memory):
                 for step in range(8):
                     if step == 3:
                         log.clear()
-                        request = transports[rank]._place.buffer.data_ptr()
+                        request = transports[rank]._inbox._place.buffer.data_ptr()
                     sum(parameter.square().sum() for parameter in module).backward()
                     optimizer.step()
-                held = sum(flat.storage.nbytes for flat in _flats(strategy)) + transports[rank]._place.buffer.nbytes
+                held = (
+                    sum(flat.storage.nbytes for flat in _flats(strategy)) + transports[rank]._inbox._place.buffer.nbytes
+                )
                 assert learner.steps == 8
-                return log, held / MODEL_BYTES, transports[rank]._place.buffer.data_ptr() == request or request == 0
+                return (
+                    log,
+                    held / MODEL_BYTES,
+                    transports[rank]._inbox._place.buffer.data_ptr() == request or request == 0,
+                )
 
         for log, held, kept_request in together(SIZE, work):
             assert log == []

@@ -421,13 +421,13 @@ def test_requests_after_close_fail_instead_of_waiting():
 def test_a_caller_that_freezes_in_the_middle_of_a_request_does_not_hang_close():
     with loopback(2, share_memory=False) as (a, b):
         received = threading.Event()
-        receive = a._receive
+        receive = a._inbox.receive
 
         def blocked(channel, buffer, header):
             received.set()
             return receive(channel, buffer, header)
 
-        a._receive = blocked
+        a._inbox.receive = blocked
         a.serve(lambda peer, request, reply: None)
         with b._lane(0) as lane:
             lane.channel.send(Header(Kind.CALL, 1000))

@@ -25,6 +25,7 @@ from roundelay.transport import shared, wire
 from roundelay.transport.base import Collectives, Handler, Transport, Undo
 from roundelay.transport.channel import Channel, Header, Kind
 from roundelay.transport.gate import Gate, hang_up
+from roundelay.transport.inbox import Inbox
 from roundelay.transport.security import Security
 from roundelay.transport.swaps import SwapBoard
 from roundelay.transport.watch import Event, Watch
@@ -37,7 +38,6 @@ NICENESS = 10  # a tenth of a core's time where computation wants it all: exchan
 Address = tuple[str, int]
 
 SWAP_ATTEMPTS = 3
-STALL_S = 1.0  # how long callers wait for the one before them, who may be frozen in the middle of its request
 HEADER = "header"
 
 ARRIVAL_S = 20.0  # all learners come from one meeting to `connect`, so that is long
@@ -62,19 +62,6 @@ class _Lane:
     @property
     def peer(self) -> Hello:
         return self.channel.peer
-
-
-class _Place:
-    """Where requests are received: one at a time, so that one buffer is enough."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.buffer = torch.empty(0, dtype=torch.uint8)
-
-    def of_size(self, nbytes: int) -> Tensor:
-        if self.buffer.nbytes < nbytes:
-            self.buffer = torch.empty(nbytes, dtype=torch.uint8)
-        return self.buffer[:nbytes]
 
 
 class SocketTransport(Transport):
@@ -116,15 +103,9 @@ class SocketTransport(Transport):
         self._failure: BaseException | None = None
         self._closed = False
         self._swaps = SwapBoard(self._send_final)
-        self._handler: Handler | None = None
-        self._undo: Undo | None = None
-        self._serving = threading.Event()
         self._offered: Callable[[], Tensor] = lambda: torch.empty(0, dtype=torch.uint8)
         self._offering = threading.Event()
-        self._served = threading.Condition()
-        self._in_service = 0
-        self._slot = threading.Lock()  # one handler at a time
-        self._place = _Place()
+        self._inbox = Inbox(self, self._memory, self.fail)
         self._callers = ThreadPoolExecutor(
             max_workers=max(2, min(size, 32)), thread_name_prefix="roundelay-call", initializer=_yield_to_training
         )
@@ -204,7 +185,7 @@ class SocketTransport(Transport):
                 self._send(lane, header, buffer, source)
                 reply = self._answer_of(lane, Kind.REPLY)
                 if header.shared_fd < 0:
-                    self._receive(lane.channel, buffer, reply)
+                    self._inbox.receive(lane.channel, buffer, reply)
 
     def _answer_of(self, lane: _Lane, expected: Kind) -> Header:
         try:
@@ -212,14 +193,6 @@ class SocketTransport(Transport):
         except HandshakeError:
             self.refused.count(HEADER, f"an answer of learner {lane.peer.rank}")
             raise
-
-    def _receive(self, channel: Channel, buffer: Tensor, header: Header) -> None:
-        try:
-            channel.receive_into(buffer, header)
-        except RefusedError as error:
-            self.refused.count(error.reason, f"a message of learner {channel.peer.rank}")
-            raise
-        self.traffic.received(buffer.nbytes)
 
     @contextlib.contextmanager
     def _withdrawing(self, buffer: Tensor, header: Header) -> Iterator[None]:
@@ -245,7 +218,7 @@ class SocketTransport(Transport):
             lane.channel.send(Header(Kind.STATE, 0))
             header = self._answer_of(lane, Kind.STATE)
             state = torch.empty(header.nbytes, dtype=torch.uint8)
-            self._receive(lane.channel, state, header)
+            self._inbox.receive(lane.channel, state, header)
             return state
 
     def _give_state(self, channel: Channel) -> None:
@@ -332,10 +305,7 @@ class SocketTransport(Transport):
 
     def serve(self, handler: Handler | None, undo: Undo | None = None) -> None:
         """Answer calls with `handler`; None refuses them from now on."""
-        with self._served:
-            self._handler, self._undo = handler, undo
-            self._served.wait_for(lambda: handler is not None or not self._in_service)
-        self._serving.set()
+        self._inbox.serve(handler, undo)
 
     def _welcome(self, connection: socket.socket, hello: Hello) -> None:
         if hello.purpose == Purpose.WATCH:
@@ -372,92 +342,15 @@ class SocketTransport(Transport):
         elif header.kind == Kind.STATE:
             self._give_state(channel)
         elif header.kind == Kind.CALL:
-            self._serving.wait()
-            with self._request_of(channel, header) as buffers:
-                if buffers is not None:
-                    self._answer(channel, header, *buffers)
+            self._inbox.answer(channel, header)
         else:
             raise HandshakeError(f"the other end sent {header.kind.name}, which nobody asked for")
-
-    @contextlib.contextmanager
-    def _request_of(self, channel: Channel, header: Header) -> Iterator[tuple[Tensor, Tensor] | None]:
-        """The request, and where the reply goes: the caller's own memory, or our one request buffer; None if it is refused.
-
-        If the caller who has that buffer is frozen, the next one does not wait for long: there is a new one from then on.
-        """
-        if header.shared_fd >= 0:
-            reply = self._mapped(channel, header.shared_fd, header.nbytes)
-            source_fd = header.source_fd
-            yield (reply if source_fd < 0 else self._mapped(channel, source_fd, header.nbytes)), reply
-            return
-        while not (place := self._place).lock.acquire(timeout=STALL_S):
-            with self._state:
-                if self._place is place:
-                    self._place = _Place()
-        try:
-            request = place.of_size(header.nbytes)
-            try:
-                self._receive(channel, request, header)
-            except RefusedError as error:
-                channel.refuse(error.reason)
-                yield None
-                return
-            yield request, request
-        finally:
-            place.lock.release()
-
-    def _answer(self, channel: Channel, header: Header, request: Tensor, reply: Tensor) -> None:
-        peer = channel.peer.rank
-        with self._in_service_now() as (handler, undo):
-            if handler is None:
-                channel.send(Header(Kind.RETIRED, 0))
-                return
-            try:
-                if self._is_other_layout(header):
-                    raise RefusedError(peer, "another model")
-                with self._slot:
-                    handler(peer, request, reply)
-            except RefusedError as error:
-                self.refused.count(error.reason, f"a call of learner {peer}")
-                channel.refuse(error.reason)
-                return
-            except BaseException as error:
-                self.fail(error)  # here, for an OSError of the handler is no broken connection
-                raise ConnectionAbortedError("the handler failed") from error
-            try:
-                answer = Header(Kind.REPLY, header.nbytes, shared_fd=header.shared_fd)
-                self.traffic.sent(peer, channel.send(answer, reply if header.shared_fd < 0 else None))
-            except OSError:
-                if undo:
-                    undo(peer, reply)
-                raise
-
-    @contextlib.contextmanager
-    def _in_service_now(self) -> Iterator[tuple[Handler | None, Undo | None]]:
-        """The handlers of one call, for whose end, with its reply, `serve(None)` waits."""
-        with self._served:
-            self._in_service += 1
-            handlers = self._handler, self._undo
-        try:
-            yield handlers
-        finally:
-            with self._served:
-                self._in_service -= 1
-                self._served.notify_all()
-
-    def _is_other_layout(self, header: Header) -> bool:
-        return bool(header.layout and self.layout and header.layout != self.layout)
-
-    def _mapped(self, channel: Channel, fd: int, nbytes: int) -> Tensor:
-        if self._memory is None:
-            raise HandshakeError("the other end says that its weights are in memory that we do not share")
-        return self._memory.map(channel.peer.pid, fd, nbytes)
 
     def _take_swap(self, channel: Channel, header: Header) -> None:
         """Wait until we have come to that round ourselves; the payload waits in the socket or in the peer's memory."""
         peer = channel.peer.rank
         target = self._swaps.target(header.round, peer)
-        if target is not None and (target.nbytes != header.nbytes or self._is_other_layout(header)):
+        if target is not None and (target.nbytes != header.nbytes or self._inbox.is_other_layout(header)):
             raise StrategyError(
                 f"learner {peer} swaps weights of another model with us ({header.nbytes} bytes, ours are {target.nbytes}); "
                 "build the same model everywhere"
@@ -465,9 +358,9 @@ class SocketTransport(Transport):
         buffer = torch.empty(header.nbytes, dtype=torch.uint8) if target is None else target
         try:
             if header.shared_fd >= 0:
-                buffer.copy_(self._mapped(channel, header.shared_fd, header.nbytes))
+                buffer.copy_(self._inbox.mapped(channel, header.shared_fd, header.nbytes))
             else:
-                self._receive(channel, buffer, header)
+                self._inbox.receive(channel, buffer, header)
         except RefusedError as error:
             if target is not None:
                 channel.refuse(error.reason)

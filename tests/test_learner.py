@@ -344,7 +344,8 @@ def test_members_of_a_group_stay_bit_identical(between):
     X = np.stack([flat(module) for module in train_together(4, lambda size: SuperLearner(between(), 2))])
     assert np.array_equal(X[0], X[1])
     assert np.array_equal(X[2], X[3])
-    assert not np.array_equal(X[0], X[2])
+    if between().synchronous:  # an exchange after the last steps may make asynchronous groups equal, too
+        assert not np.array_equal(X[0], X[2])
 
 
 @every_strategy

@@ -14,16 +14,22 @@ from roundelay.speech.hmm import Monophones, Occurrences, phone_segments, state_
 TYING = Monophones(LEXICON.phones, states_per_phone=2)
 
 
-def test_the_phones_share_the_loud_part_and_silence_has_the_rest():
-    found = phone_segments(uniform_alignment(40, Span(12, 24), ["TO"], LEXICON, TYING), TYING)
+@pytest.mark.parametrize(
+    ("loud", "frames"),
+    [
+        (Span(12, 24), (12, 6, 6, 16)),
+        (Span(4, 24), (4, 10, 10, 16)),
+        (Span(1, 24), (2, 11, 11, 16)),  # a frame for each state
+        (Span(0, 24), (10, 7, 7, 16)),
+        (Span(12, 40), (12, 9, 9, 10)),
+        (Span(0, 40), (10, 10, 10, 10)),
+        (Span(18, 21), (10, 10, 10, 10)),  # too short for two phones
+    ],
+)
+def test_phones_share_the_loud_part_and_silence_has_the_rest_or_as_much_as_a_phone(loud, frames):
+    found = phone_segments(uniform_alignment(40, loud, ["TO"], LEXICON, TYING), TYING)
     assert found.symbols == ("SIL", "t", "u", "SIL")
-    assert found.durations_s == pytest.approx((0.12, 0.06, 0.06, 0.16))
-
-
-@pytest.mark.parametrize("loud", [Span(0, 24), Span(9, 12)], ids=["all of it", "too little"])
-def test_otherwise_silence_has_as_much_as_a_phone(loud):
-    found = phone_segments(uniform_alignment(24, loud, ["TO"], LEXICON, TYING), TYING)
-    assert found.durations_s == pytest.approx((0.06, 0.06, 0.06, 0.06))
+    assert found.durations_s == pytest.approx(np.array(frames) / 100)
 
 
 def test_every_state_needs_a_frame():

@@ -117,18 +117,20 @@ def aligned_alike(
 
 
 def uniform_alignment(num_frames: int, loud: Span, words: Sequence[str], lexicon: Lexicon, tying: Tying) -> Ints:
-    """Equal shares of the loud part for all phones of the first pronunciations; silence has the rest, as much as a phone or more.
+    """Equal shares of the loud part for all phones of the first pronunciations, and silence before and after it.
 
+    Silence has as much as a phone where the loud part reaches the end of the utterance, or is too short for what was said.
     Raises SpeechError when there are fewer frames than states.
     """
     said = [tying.number(phone) for word in words for phone in lexicon[word][0]]
     phones = np.array([0, *said, 0], dtype=np.int32)
-    states = len(phones) * tying.states_per_phone
-    if num_frames < states:
+    least, share = tying.states_per_phone, num_frames // len(phones)
+    if share < least:
+        states = len(phones) * least
         raise SpeechError(f"{num_frames} frames are too few for the {states} states of what was said")
-    share = num_frames // len(phones)
-    first, last = max(loud.first, share), min(loud.last, num_frames - share)
-    if last - first < len(said) * tying.states_per_phone:  # too little: speech that is not loud
+    first = max(loud.first, least) if loud.first else share
+    last = min(loud.last, num_frames - least) if loud.last < num_frames else num_frames - share
+    if last - first < len(said) * least:
         first, last = share, num_frames - share
     starts = [0, *(first + np.arange(len(said)) * (last - first) // max(len(said), 1)), last]
     return state_labels(Occurrences(phones, np.array(starts, dtype=np.int32), num_frames), tying)

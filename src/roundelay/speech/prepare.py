@@ -29,7 +29,7 @@ from roundelay.speech.segments import Ints, read_ctm
 from roundelay.speech.tree import ContextStatistics, decision_tree, relabelled, tying_from_json
 from roundelay.training.config import TaskConfig, at_least
 
-VERSION = 4  # of what is computed here; changed with it, so that old caches are not taken for new ones
+VERSION = 5  # of what is computed here; changed with it, so that old caches are not taken for new ones
 UNLABELLED = -1  # the state of frames of which nobody knows it
 TREE_DIMENSIONS = 40  # discriminant directions in which the tree sees features
 GIVEN_TIMES, FLAT_START, PDFS = "given", "flat-start", "pdfs"

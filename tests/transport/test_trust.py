@@ -14,7 +14,7 @@ import torch
 from loopback import PATIENCE_S, loopback
 
 from roundelay.errors import PeerLostError, RefusedError, StrategyError
-from roundelay.transport import gate, sockets, wire
+from roundelay.transport import gate, inbox, sockets, wire
 from roundelay.transport.channel import Channel, Header, Kind
 from roundelay.transport.security import Security
 from roundelay.transport.wire import Hello, Purpose
@@ -414,23 +414,23 @@ def test_a_swap_with_weights_of_another_model_is_an_error_that_says_so(share_mem
 
 
 def test_a_caller_that_freezes_in_the_middle_of_its_request_holds_nobody_up(monkeypatch):
-    monkeypatch.setattr(sockets, "STALL_S", 0.1)
+    monkeypatch.setattr(inbox, "STALL_S", 0.1)
     with exchanging(share_memory=False) as (learner, _):
-        frozen, place = lane_to(learner), learner._place
+        frozen, place = lane_to(learner), learner._inbox._place
         frozen.send(Header(Kind.CALL, 10_000))
         frozen.connection.sendall(b"and no more")
-        until(lambda: learner._place is not place)
+        until(lambda: learner._inbox._place is not place)
         assert place.lock.locked()
     frozen.connection.close()
 
 
 def test_a_caller_that_does_not_read_its_reply_holds_nobody_up(monkeypatch):
-    monkeypatch.setattr(sockets, "STALL_S", 0.1)
+    monkeypatch.setattr(inbox, "STALL_S", 0.1)
     large = torch.zeros(32 * 2**20, dtype=torch.uint8)
     with exchanging(share_memory=False) as (learner, _):
-        frozen, place = lane_to(learner), learner._place
+        frozen, place = lane_to(learner), learner._inbox._place
         frozen.send(Header(Kind.CALL, large.nbytes), large)
-        until(lambda: learner._place is not place)
+        until(lambda: learner._inbox._place is not place)
         assert place.lock.locked()
         frozen.connection.close()
 

@@ -28,6 +28,7 @@ def meet(fault: str) -> None:
     elif fault == "freeze":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif fault == "interrupt":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has put us in the background
         os.kill(os.getpid(), signal.SIGINT)
     elif fault == "slow":
         time.sleep(8.0)  # longer than any silence that counts as death

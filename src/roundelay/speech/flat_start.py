@@ -5,8 +5,9 @@ Cut every utterance into equal parts between where it first and last is loud, th
     fit a Gaussian to the frames of each state        μ_s, σ²_s
     align again under them                            argmax_π Σ_t log N(x_t; μ_{π(t)}, σ²_{π(t)}) + log a
 
-Each of the two can only raise the total log likelihood. A linear map first makes the features suit diagonal covariances: the
-principal axes to begin with, then the directions that tell the states apart (linear discriminant analysis).
+Each of the two can only raise the total log likelihood, as long as a state has one Gaussian. A linear map first makes the features
+suit diagonal covariances: the principal axes to begin with, then the directions that tell the states apart (linear
+discriminant analysis).
 
 Silence is the hard part. Utterances begin with much more of it than a phone is long, and phones that are given some at first
 never let it go; hence the look at loudness. And it is no single sound but breath, clicks and the noise of each room: with
@@ -90,11 +91,11 @@ def flat_start(
     if not first:
         raise _nothing(failed)
     graphs = {name: graphs[name] for name in first}
-    found, costs = _viterbi_training(simple, Alignments(first), graphs, _one_each(tying), workers)
+    found, costs = _viterbi_training(simple, Alignments(first), graphs, _gaussians(tying, silences=1), workers)
     stages = [costs]
     for _ in range(2):
         sharp = _discriminant(simple, found.labels, tying)
-        found, costs = _viterbi_training(sharp, found, graphs, _many_silences(tying), workers)
+        found, costs = _viterbi_training(sharp, found, graphs, _gaussians(tying, _SILENCES), workers)
         stages.append(costs)
     return FlatStart(Alignments(found.labels, {**failed, **found.failed}, found.cost), tuple(stages))
 
@@ -112,7 +113,7 @@ def aligned_alike(
     graphs, failed = alignment_graphs(spoken.texts, spoken.lexicon, tying)
     simple = _principal({name: features[name] for name in (*known, *graphs)}, known)
     sharp = _discriminant(simple, known, tying)
-    found = _realigned(sharp, known, graphs, _many_silences(tying), workers)
+    found = _realigned(sharp, known, graphs, _gaussians(tying, _SILENCES), workers)
     return Alignments(found.labels, {**failed, **found.failed}, found.cost)
 
 
@@ -183,12 +184,9 @@ def spliced(frames_TD: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([padded[i : i + len(frames_TD)] for i in range(2 * _CONTEXT + 1)], axis=1)
 
 
-def _one_each(tying: Tying) -> Ints:
-    return np.ones(tying.num_states, dtype=np.int32)
-
-
-def _many_silences(tying: Tying) -> Ints:
-    return np.where(tying.phone_of_state == 0, _SILENCES, 1).astype(np.int32)
+def _gaussians(tying: Tying, silences: int) -> Ints:
+    """How many each state has: one, but for silence."""
+    return np.where(tying.phone_of_state == 0, silences, 1).astype(np.int32)
 
 
 def _viterbi_training(

@@ -5,7 +5,7 @@ Cut every utterance into equal parts between where it first and last is loud, th
     fit a Gaussian to the frames of each state        μ_s, σ²_s
     align again under them                            argmax_π Σ_t log N(x_t; μ_{π(t)}, σ²_{π(t)}) + log a
 
-Each of the two can only raise the total log likelihood, as long as a state has one Gaussian. A linear map first makes the features
+Each of the two can only raise the total log likelihood, as long as a state has one Gaussian. A linear map first makes features
 suit diagonal covariances: the principal axes to begin with, then the directions that tell the states apart (linear
 discriminant analysis).
 

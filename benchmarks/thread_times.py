@@ -4,7 +4,10 @@
     python benchmarks/thread_times.py --seconds 8 --py-spy      # needs py-spy, and the right to trace processes
 
 Four learners with 20 ms of emulated compute a step, as in `roundelay bench throughput`; cases are interleaved, medians are shown.
-CPU time is far less sensitive than throughput to whatever else the machine is doing.
+CPU time is less sensitive than throughput to whatever else the machine is doing.
+
+"bytes only" is what no exchange over sockets can be cheaper than: threads of the same priority send a model's bytes and get as
+many back, and do nothing with them: no arithmetic, no checks, no locks.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -19,7 +23,13 @@ import threading
 import time
 from collections import defaultdict
 
-CASES = {"none": None, "adpsgd, shared memory": "shared-memory", "adpsgd, sockets": "sockets"}
+BYTES_ONLY = "bytes only"
+CASES = {
+    "none": None,
+    "adpsgd, shared memory": "shared-memory",
+    "adpsgd, sockets": "sockets",
+    "bytes only, sockets": BYTES_ONLY,
+}
 KINDS = {"MainThread": "training", "roundelay-call": "calling", "roundelay-lane": "serving"}  # by how the name begins
 LEARNERS, WARM_UP_STEPS, SAMPLES_PER_S = 4, 10, 250
 
@@ -34,6 +44,67 @@ def cpu_by_kind() -> dict[str, float]:
     return seconds
 
 
+class BytesOnly:
+    """Sends `nbytes` to the other learners in turn, one exchange at a time and `exchanges` a step, and gets as many back."""
+
+    def __init__(self, nbytes: int, exchanges: float) -> None:
+        import torch.distributed as dist
+
+        self._exchanges = exchanges
+        self._mine, self._theirs = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
+        self._serving = threading.Lock()  # one at a time, as in a SocketTransport: so there is one buffer
+        listener = socket.create_server(("127.0.0.1", 0), backlog=LEARNERS)
+        ports: list[int] = [0] * LEARNERS
+        dist.all_gather_object(ports, listener.getsockname()[1])
+        rank, self._peers = dist.get_rank(), []
+        for turn in range(1, LEARNERS):
+            self._peers.append(socket.create_connection(("127.0.0.1", ports[(rank + turn) % LEARNERS])))
+        accepted = [listener.accept()[0] for _ in self._peers]
+        for connection in accepted:
+            threading.Thread(target=self._serve, args=(connection,), name="roundelay-lane", daemon=True).start()
+        self._wanted = threading.Semaphore(0)
+        self._busy = False
+        self.started = self.steps = 0
+        threading.Thread(target=self._call, name="roundelay-call", daemon=True).start()
+
+    def after_step(self) -> None:
+        """Begin an exchange, unless one is under way or there were enough."""
+        self.steps += 1
+        if not self._busy and self.started < self._exchanges * self.steps:
+            self._busy = True
+            self.started += 1
+            self._wanted.release()
+
+    def _call(self) -> None:
+        self._prepare(*self._peers)
+        while True:
+            self._wanted.acquire()
+            peer = self._peers[self.started % len(self._peers)]
+            peer.sendall(self._mine)
+            self._receive(peer, self._mine)
+            self._busy = False
+
+    def _serve(self, connection: socket.socket) -> None:
+        self._prepare(connection)
+        while connection.recv(1, socket.MSG_PEEK):
+            with self._serving:
+                self._receive(connection, self._theirs)
+                connection.sendall(self._theirs)
+
+    @staticmethod
+    def _prepare(*connections: socket.socket) -> None:
+        from roundelay.transport import sockets, wire
+
+        for connection in connections:
+            wire.tune(connection)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), sockets.NICENESS)
+
+    @staticmethod
+    def _receive(connection: socket.socket, view: memoryview) -> None:
+        while view and (count := connection.recv_into(view, len(view), socket.MSG_WAITALL)):
+            view = view[count:]
+
+
 def learner(transport: str | None, arguments: argparse.Namespace) -> dict[str, float]:
     """Train for some seconds as one of the learners; milliseconds per step by kind of thread, and what else was counted."""
     import torch
@@ -46,8 +117,10 @@ def learner(transport: str | None, arguments: argparse.Namespace) -> dict[str, f
     world = init()
     module, batch = build("emulated", arguments.parameters, arguments.step_s, 1.0)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
-    mine = None
-    if transport:
+    mine = bytes_only = None
+    if transport == BYTES_ONLY:
+        bytes_only = BytesOnly(4 * arguments.parameters, arguments.exchanges)
+    elif transport:
         strategy = ADPSGD(random_ring(world.size))
         mine = Learner(module, optimizer, strategy, world.transport(share_memory=transport == "shared-memory"))
 
@@ -55,12 +128,15 @@ def learner(transport: str | None, arguments: argparse.Namespace) -> dict[str, f
         module(batch()).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+        if bytes_only:
+            bytes_only.after_step()
 
     for _ in range(WARM_UP_STEPS):
         step()
     dist.barrier()
     sampler = _sampler(arguments) if arguments.py_spy and world.rank == 0 else None
     before, began, steps = cpu_by_kind(), time.perf_counter(), 0
+    begun = bytes_only.started if bytes_only else 0
     while time.perf_counter() - began < arguments.seconds:
         step()
         steps += 1
@@ -71,6 +147,8 @@ def learner(transport: str | None, arguments: argparse.Namespace) -> dict[str, f
     if mine:
         figures["exchanges"] = mine.metrics()["exchanges_per_step"]
         mine.close()
+    if bytes_only:
+        figures["exchanges"] = (bytes_only.started - begun) / steps
     if sampler:
         figures["GIL %"] = _share(sampler)
     dist.destroy_process_group()
@@ -108,6 +186,7 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--exchanges", type=float, default=1.0, help="a step, where only bytes are sent")
     parser.add_argument("--py-spy", action="store_true", help="also how long the GIL is held in learner 0")
     parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -77,6 +77,13 @@ def test_text_that_is_no_number_is_refused_by_its_key():
         read(KIND, assigned(KIND, {"task": "m:T"}, "data.batch", "1.5"))
 
 
+@pytest.mark.parametrize(
+    ("text", "names"), [("", ()), ("[]", ()), ("b", ("b",)), ("b,c", ("b", "c")), ("[b, c]", ("b", "c"))]
+)
+def test_a_list_on_the_command_line_may_have_brackets(text, names):
+    assert read(KIND, assigned(KIND, {"task": "m:T"}, "settings.names", text)).settings.names == names
+
+
 PLAIN = st.one_of(
     st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.text(st.characters(codec="utf-8"))
 )

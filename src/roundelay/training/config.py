@@ -282,7 +282,8 @@ def assigned(kind: type, table: dict[str, Any], key: str, text: str, path: str =
 def _parsed(hint: Any, text: str) -> Any:  # noqa: ANN401
     """Text of the command line as a value; what cannot be one stays text and is refused by `read`."""
     if typing.get_origin(hint) is tuple:
-        return [_parsed(typing.get_args(hint)[0], each) for each in text.split(",") if each]
+        inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text  # as in TOML, or without brackets
+        return [_parsed(typing.get_args(hint)[0], each.strip()) for each in inner.split(",") if each.strip()]
     if hint is bool:
         return {"true": True, "false": False}.get(text, text)
     if hint in (int, float):

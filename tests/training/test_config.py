@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
 
 import pytest
@@ -8,7 +9,6 @@ from hypothesis import given, strategies as st
 from roundelay.errors import ConfigError
 from roundelay.training import config as configuration
 from roundelay.training.config import Config, TaskConfig, assigned, read, to_toml, with_settings
-from roundelay.training.recipes import tomllib
 
 
 @dataclass(frozen=True)

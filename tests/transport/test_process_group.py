@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import socket
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
 from roundelay.launch import host_store, joined_store
-from roundelay.transport.process_group import StoreCollectives
+from roundelay.transport import process_group
+from roundelay.transport.process_group import StoreCollectives, WorkFuture
 
 NAMED = "127.0.0.2"  # not what a machine's own name stands for, so that a listener by default is seen
 MEMBERS = (1, 4, 7)
@@ -51,6 +56,54 @@ def test_learners_are_summed_and_broadcast_by_number_not_by_place(seats):
 def test_a_group_whose_member_is_lost_before_it_forms_is_given_up(seats):
     with pytest.raises(ConnectionError, match="lost while it was being formed"):
         seats(1, hopeless=lambda members: True).all_reduce(torch.zeros(1), (1, 2))
+
+
+class Work:
+    """A collective that ends while a wait for it gives up, as one does that waits for a straggler."""
+
+    def __init__(self, error=None):
+        self.ended, self.error = False, error
+
+    def is_completed(self):
+        return self.ended
+
+    def wait(self, timeout):
+        if not self.ended:
+            self.ended = True
+            raise RuntimeError("Operation timed out!")
+        if self.error:
+            raise self.error
+
+
+def test_what_ends_just_after_a_wait_has_given_up_has_not_failed():
+    future = WorkFuture(Work())
+    future.result()
+    assert future.exception() is None
+
+
+def test_no_slow_member_is_taken_for_a_failure_however_the_waits_fall(seats, monkeypatch):
+    monkeypatch.setattr(process_group, "LOOK", datetime.timedelta(milliseconds=1))
+    finished = []
+
+    def work(rank):
+        collectives, random = seats(rank), Random(rank)
+        for _ in range(400):
+            time.sleep(random.uniform(0, 3e-3))
+            collectives.all_reduce(torch.ones(1), MEMBERS).result()
+        finished.append(rank)
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in MEMBERS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)  # where one has failed, the others wait for it for ever
+    assert sorted(finished) == list(MEMBERS)
+
+
+def test_what_fails_is_told_with_its_own_error(monkeypatch):
+    monkeypatch.setattr(process_group, "SILENCE_S", 0.01)  # nobody is going to say whose connection it was
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        WorkFuture(Work(RuntimeError("Connection closed by peer"))).result()
 
 
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs Linux's /proc to see who listens where")

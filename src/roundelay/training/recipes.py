@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,11 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 from roundelay.errors import ConfigError, unknown
 from roundelay.training import config as configuration
 from roundelay.training.config import Config
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 if TYPE_CHECKING:
     from roundelay.training.task import Task

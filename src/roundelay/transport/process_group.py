@@ -42,10 +42,11 @@ class WorkFuture(Future[None]):
     def result(self, timeout: float | None = None) -> None:
         """Wait until it ends or the watch fails it; `timeout` is the watch's business."""
         while not super().done():
+            ended = self._work.is_completed()  # looked at before, for it may end just after a wait has given up
             try:
                 self._work.wait(LOOK)
             except RuntimeError as error:
-                if self._work.is_completed():
+                if ended:
                     self._failed(error)
             else:
                 self._settle(None)

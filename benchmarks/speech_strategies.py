@@ -81,6 +81,11 @@ class Run:
             _roundelay(
                 "train", recipe, *self.case.arguments, "--seed", str(self.seed), *more, "--out", str(self.folder)
             )
+        learners = json.loads((self.folder / rundir.RESULTS).read_text())["learners"]
+        if learners != self.case.learners:
+            sys.exit(
+                f"only {learners} learners finished {self.folder}; see why in its logs, and remove it to do it again"
+            )
         for split in ("valid", "test"):
             _roundelay("evaluate", str(self.folder), "--split", split, "--json")
 

@@ -56,11 +56,12 @@ def test_without_faults_every_chunk_is_used_once_and_the_sum_is_conserved(tmp_pa
     "strategy",
     ["dpsgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("allreduce", "delay-by-one", "adpsgd"))],
 )
-def test_survivors_of_a_killed_learner_re_form_and_finish(tmp_path, strategy):
+def test_survivors_of_a_killed_learner_re_form_and_finish(tmp_path, strategy, capfd):
     outcome = once(config_of(strategy), faults(kill=["2@1"]), tmp_path / "run")
     assert_nothing_lost(outcome)
     assert told(outcome)[:2] == [("died", 2), ("healed", None)]
     assert outcome["events"][1]["seconds"] < 5.0
+    assert "without learner 2 (killed by SIGKILL), which went on the way" in capfd.readouterr().err
 
 
 def test_a_frozen_learner_is_dropped_and_comes_back_when_it_wakes(tmp_path):

@@ -29,8 +29,14 @@ class _Bucket:
         weights = [replica.weights[index].detach() for index in indices]
         self.flat = Flat([*weights, weights[0].new_empty(1 + len(indices))], on=weights[0].device)
         self.waiting = set(indices)
+        self._views = dict(zip(indices, self.flat.views, strict=False))
         self._used: list[bool] = []
         self._own_counts = self._counts
+
+    def take(self, index: int, gradient: Tensor | None) -> None:
+        """The gradient of weight `index`, zero if it has none."""
+        self._views[index].zero_() if gradient is None else self._views[index].copy_(gradient)
+        self.waiting.discard(index)
 
     @property
     def _counts(self) -> Tensor:
@@ -73,17 +79,16 @@ class Allreduce(Strategy):
         self.active = membership.size  # learners that took part in the last reduction
 
     def gradient_ready(self, index: int) -> None:
-        """Start every bucket that is full, in the one order that all learners share."""
-        self._of[index].waiting.discard(index)
+        """Take it while others are computed, and start every bucket that is full, in the one order that all learners share."""
+        self._of[index].take(index, self.replica.weights[index].grad)
         while self._started < len(self._buckets) and not self._buckets[self._started].waiting:
             self._start(self._buckets[self._started], active=1.0)
 
     def _start(self, bucket: _Bucket, active: float) -> None:
         if active:
-            gradients = [self.replica.weights[index].grad for index in bucket.indices]
-            for gradient, view in zip(gradients, bucket.flat.views, strict=False):
-                view.zero_() if gradient is None else view.copy_(gradient)
-            bucket.count([gradient is not None for gradient in gradients])
+            for index in tuple(bucket.waiting):  # this backward had nothing for them
+                bucket.take(index, self.replica.weights[index].grad)
+            bucket.count([self.replica.weights[index].grad is not None for index in bucket.indices])
         else:
             bucket.flat.storage.zero_()
         self._futures.append(self.transport.all_reduce(bucket.flat.parts[0], self.membership.living))

@@ -7,7 +7,7 @@ Four learners with 20 ms of emulated compute a step, as in `roundelay bench thro
 CPU time is less sensitive than throughput to whatever else the machine is doing.
 
 "bytes only" is what no exchange over sockets can be cheaper than: threads of the same priority send a model's bytes and get as
-many back, and do nothing with them: no arithmetic, no checks, no locks.
+many back, and do nothing with them: no arithmetic, no checks, and no lock but that of the one buffer for requests.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def test_survivors_of_a_killed_learner_re_form_and_finish(tmp_path, strategy, ca
     assert_nothing_lost(outcome)
     assert told(outcome)[:2] == [("died", 2), ("healed", None)]
     assert outcome["events"][1]["seconds"] < 5.0
-    assert "without learner 2 (killed by SIGKILL), which went on the way" in capfd.readouterr().err
+    assert "learner 2 was lost on the way (killed by SIGKILL)" in capfd.readouterr().err
 
 
 def test_a_frozen_learner_is_dropped_and_comes_back_when_it_wakes(tmp_path):

@@ -29,13 +29,13 @@ class _Bucket:
         weights = [replica.weights[index].detach() for index in indices]
         self.flat = Flat([*weights, weights[0].new_empty(1 + len(indices))], on=weights[0].device)
         self.waiting = set(indices)
-        self._views = dict(zip(indices, self.flat.views, strict=False))
+        self.views = dict(zip(indices, self.flat.views[:-1], strict=True))  # of each weight's gradient
         self._used: list[bool] = []
         self._own_counts = self._counts
 
     def take(self, index: int, gradient: Tensor | None) -> None:
         """The gradient of weight `index`, zero if it has none."""
-        self._views[index].zero_() if gradient is None else self._views[index].copy_(gradient)
+        self.views[index].zero_() if gradient is None else self.views[index].copy_(gradient)
         self.waiting.discard(index)
 
     @property
@@ -99,7 +99,7 @@ class Allreduce(Strategy):
         yield from self._reduce(active=1.0)
         self.active = round(float(self._buckets[0].active))
         for bucket in self._buckets:
-            for index, view, users in zip(bucket.indices, bucket.flat.views, bucket.users, strict=False):
+            for (index, view), users in zip(bucket.views.items(), bucket.users, strict=True):
                 weight = self.replica.weights[index]
                 if weight.grad is None:
                     if not users:  # nobody has one: an optimizer treats none and zero differently

@@ -230,7 +230,7 @@ class Supervisor:
                 figures = ", ".join(f"{name} {value:.4f}" for name, value in results[split].items())
                 say(f"mean model, {split}: {figures}\n")
             for number, reason in self._failed.items():
-                say(f"without learner {number} ({reason}), which went on the way; its log: '{self._logs[number]}'\n")
+                say(f"learner {number} was lost on the way ({reason}); its log: '{self._logs[number]}'\n")
             say(f"finished in {results['elapsed_s']:.1f} s: {self.folder / rundir.MODEL}\n")
             return 0
         if self._stopping:

@@ -71,6 +71,7 @@ class Learner:
         self._seconds = {"wait": 0.0, "mix": 0.0}
         self._began = time.perf_counter()
         self._accumulating = self._finished = self._closed = False
+        self._told_of_changes = False
         self._backward: int | None = None  # the backward pass whose gradients are being reduced
         # The step under way: a subclass's step() that calls super().step() has the hooks run for both.
         self._step_frame: FrameType | None = None
@@ -92,6 +93,7 @@ class Learner:
             self._agree(everyone.living)
             self._take_first_weights(everyone.living)
         self.strategy.attach(self.replica, self.transport, everyone)
+        self.replica.mark()
         self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
         if self.strategy.reduces_gradients:
@@ -118,8 +120,11 @@ class Learner:
         (BatchNorm's variance by its second moment), integer ones are learner 0's.
         """
         self._run(self.strategy.drain())
-        with consensus_of(self.module, self.replica, self.strategy, self.transport, self.membership):
-            yield self.module
+        try:
+            with consensus_of(self.module, self.replica, self.strategy, self.transport, self.membership):
+                yield self.module
+        finally:
+            self.replica.mark()
 
     def observe(self, **figures: float) -> None:
         """Put figures of your own beside the learner's, such as `observe(loss=loss.item())`; the last ones count."""
@@ -153,6 +158,7 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart besides module and optimizer, which hold their part of it now."""
         self._run(self.strategy.before_saving())
+        self.replica.mark()
         return {"steps": self.steps, "strategy": self.strategy.state_dict()}
 
     def count_from(self, steps: int) -> None:
@@ -160,9 +166,10 @@ class Learner:
         self.steps = self._steps_before = steps
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from there, with the weights that the module has now; where learners wait for each other, all do so."""
         self.count_from(int(state["steps"]))
         self.strategy.load_state_dict(state["strategy"])
+        self.replica.mark()
 
     def reform(self, mixing: Mixing, membership: Membership) -> None:
         """Go on with those who live now, on this mixing; for strategies that need nobody's consent. May come from any thread."""
@@ -229,6 +236,8 @@ class Learner:
                 "optimizer.step() was given a closure; compute the gradient first and call step() without one"
             )
         self.transport.check()
+        if self.strategy.mixes_weights and self.replica.touched():
+            self._tell_of_changes()
         self._run(self.strategy.before_step())
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -237,7 +246,20 @@ class Learner:
             return
         self._step_frame = None
         self._run(self.strategy.after_step())
+        self.replica.mark()
         self.steps += 1
+
+    def _tell_of_changes(self) -> None:
+        if not self._told_of_changes:
+            self._told_of_changes = True
+            log.warning(
+                "learner %d: weights were changed after the last step, and not by this optimizer. %s steps from the weights "
+                "that it mixes, so such changes are lost: make them in a hook of the optimizer's step that is registered before "
+                "the Learner, or before learner.load_state_dict(state) with state = learner.state_dict() taken first. "
+                "Nothing is lost if other weights were put in for a moment only, to be evaluated.",
+                self.transport.rank,
+                type(self.strategy).__name__,
+            )
 
     def _run(self, steps: Steps) -> None:
         """Drive a strategy's generator: wait for what it yields. Only a peer that dies or freezes ends the wait."""

@@ -83,10 +83,23 @@ class Replica:
         if not self.weights:
             raise StrategyError("the module has no parameter that requires a gradient; there is nothing to train")
         self._own: list[Tensor] | None = None  # storages set aside while the parameters are lent
+        self._marked: list[int] | None = None
 
     def tensors(self) -> list[Tensor]:
         """The weights for in-place copies; detached anew each time, for `.to()` replaces a parameter's storage."""
         return [weight.detach() for weight in self.weights]
+
+    def mark(self) -> None:
+        """The weights are what they should be now."""
+        self._marked = self._versions()
+
+    def touched(self) -> bool:
+        """Whether somebody has written to the weights since they were marked last, but for writes through `.data`; asked once."""
+        marked, self._marked = self._marked, None
+        return marked is not None and marked != self._versions()
+
+    def _versions(self) -> list[int]:
+        return [weight._version for weight in self.weights]  # torch counts writes in place
 
     def flat(self, allocate: Allocate | None = None) -> Flat:
         """A new flat buffer with a copy of the weights."""

@@ -67,6 +67,7 @@ class Allreduce(Strategy):
     """
 
     reduces_gradients = True
+    mixes_weights = False
 
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Sort the weights into buckets, last layers first: their gradients come first."""

@@ -26,6 +26,7 @@ class Strategy(ABC):
 
     reduces_gradients = False  # True: the learner calls gradient_ready for every gradient as backward produces it
     synchronous = True  # True: learners wait for each other, so a lost peer is an error
+    mixes_weights = True  # True: a step begins with weights that the strategy brings in, whatever the module has
 
     replica: Replica
     transport: Transport

@@ -31,6 +31,7 @@ class DelayByOne(Strategy):
         if delayed not in ("weights", "gradients"):
             raise StrategyError(f"delayed must be 'weights' or 'gradients', got {delayed!r}")
         self.delayed = delayed
+        self.mixes_weights = delayed == "weights"
         self._steps = 0
         self._restarted = False
         self._pending: list[Tensor] = []  # gradients: the sum under way, of the run that this one resumes

@@ -32,7 +32,7 @@ class SuperLearner(Strategy):
     def __init__(self, between: Strategy, group_size: int | None = None) -> None:
         if group_size is not None and group_size < 1:
             raise StrategyError(f"group_size must be at least 1, got {group_size}")
-        if between.reduces_gradients or getattr(between, "delayed", None) == "gradients":
+        if not between.mixes_weights:
             raise StrategyError(
                 f"between groups weights are averaged, but {type(between).__name__} averages gradients; "
                 "use DPSGD, ADPSGD or DelayByOne, or plain Allreduce without groups"

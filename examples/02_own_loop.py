@@ -62,6 +62,7 @@ def main():
                 time.sleep(pause_s)  # stands for the work of a larger model
         seconds = time.perf_counter() - began
 
+        learner.finish()  # +
         with learner.consensus() as mean_model, torch.no_grad():  # +
             accuracy = (mean_model(images[test]).argmax(1) == labels[test]).float().mean().item()
     print(

@@ -305,6 +305,82 @@ def test_nobody_is_told_of_what_the_learner_does_itself(name, caplog):
     assert not [record for record in caplog.records if "weights were changed" in record.getMessage()]
 
 
+@pytest.mark.parametrize("what_follows", ["consensus", "state_dict", "finish"])
+def test_changes_are_told_of_whatever_comes_next(what_follows, caplog):
+    with solo(DPSGD(ring(1))) as learner:
+        with torch.no_grad():
+            learner.module[0].weight.mul_(0.5)
+        if what_follows == "consensus":
+            with learner.consensus():
+                pass
+        else:
+            getattr(learner, what_follows)()
+        assert "weights were changed" in caplog.text
+
+
+def sparse_step(strategy):
+    module = nn.EmbeddingBag(5, 2, sparse=True, mode="sum")
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    with solo(strategy, module, optimizer) as learner:
+        module(torch.tensor([[1, 2]])).sum().backward()
+        optimizer.step()
+        return learner.steps
+
+
+def test_sparse_gradients_are_refused_where_gradients_are_reduced():
+    assert sparse_step(DPSGD(ring(1))) == 1
+    with pytest.raises(StrategyError, match="sparse gradients cannot be reduced"):
+        sparse_step(Allreduce())
+
+
+@every_strategy
+def test_a_weight_outside_the_module_is_not_trained_in_silence(name):
+    module, head = mlp(), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*module.parameters(), *head.parameters()], lr=0.1)
+    with solo(STRATEGIES[name](1), module, optimizer):
+        head(module(torch.ones(1, 4))).sum().backward()
+        with pytest.raises(StrategyError, match=r"of shape \(2, 2\) that learners do not average"):
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+@every_strategy
+def test_a_weight_that_thaws_later_is_not_trained_in_silence(name):
+    module = mlp()
+    module[0].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    with solo(STRATEGIES[name](1), module, optimizer) as learner:
+        loss_of(module, 0, 0).backward()
+        optimizer.step()
+        module[0].weight.requires_grad_(True)
+        loss_of(module, 0, 1).backward()
+        with pytest.raises(StrategyError, match=r"of shape \(8, 4\) that learners do not average"):
+            optimizer.step()
+        assert learner.steps == 1
+        optimizer.zero_grad()
+
+
+def test_weights_loaded_after_a_step_that_raised_are_gone_on_with():
+    class Moody(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            raise MemoryError("not today")
+
+    module = mlp()
+    optimizer = Moody(module.parameters(), lr=0.1)
+    with solo(ADPSGD(ring(1)), module, optimizer) as learner:
+        state = learner.state_dict()
+        loss_of(module, 0, 0).backward()
+        with pytest.raises(MemoryError):
+            optimizer.step()
+        better = mlp(seed=9)
+        module.load_state_dict(better.state_dict())
+        learner.load_state_dict(state)
+        assert not learner.strategy._lock.locked()
+        np.testing.assert_array_equal(flat(module), flat(better))
+    np.testing.assert_array_equal(flat(module), flat(better))
+
+
 @every_strategy
 def test_changes_between_saving_and_loading_the_state_are_kept(name):
     with solo(STRATEGIES[name](1)) as learner:
@@ -421,6 +497,99 @@ def test_dpsgd_over_sockets_equals_the_matrix_recursion(mixing, hook, largest):
     np.testing.assert_allclose(np.stack([flat(m) for m in modules]), X, rtol=0, atol=1e-12)
 
 
+class Assorted(nn.Module):
+    """Weights of two dtypes, one used twice, one under two names, and one frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.single, self.exact = nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.float64)
+        self.again = nn.Linear(4, 4, dtype=torch.float64)
+        self.again.weight = self.exact.weight
+        self.frozen = nn.Parameter(torch.full((4,), 0.5), requires_grad=False)
+        self.last = nn.Linear(4, 2, dtype=torch.float64)
+        seeded(self, 3)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.exact(torch.tanh(self.single(x) * self.frozen).double()))
+        return self.last(torch.tanh(self.again(hidden)))
+
+
+def assorted_gradients(module, rank, step):
+    module.zero_grad()
+    x, y = batch(rank, step)
+    nn.functional.mse_loss(module(x), y.double()).backward()
+
+
+@pytest.mark.parametrize("name", ["allreduce", "dpsgd", "delay-by-one", "super-learners"])
+def test_dtypes_tied_and_frozen_weights_and_many_buckets_follow_the_recursion(name, monkeypatch):
+    """x_i <- sum_j M_ij x_j - lr sum_j N_ij g_j, with M and N by hand."""
+    monkeypatch.setattr("roundelay.strategies.allreduce.BUCKET_BYTES", 100)
+    monkeypatch.setattr("roundelay.strategies.allreduce.FIRST_BUCKET_BYTES", 100)
+    mean, alone, groups = np.full((4, 4), 0.25), np.eye(4), np.kron(np.eye(2), np.full((2, 2), 0.5))
+    strategy, M, N = {
+        "allreduce": (Allreduce, alone, mean),
+        "dpsgd": (lambda: DPSGD(ring(4)), ring(4).matrix(0), alone),
+        "delay-by-one": (DelayByOne, mean, alone),
+        "super-learners": (lambda: SuperLearner(DelayByOne(), 2), mean, groups),
+    }[name]
+    with loopback(4) as transports:
+
+        def work(rank):
+            module = Assorted()
+            optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
+            with Learner(module, optimizer, strategy(), transports[rank]):
+                for step in range(8):
+                    assorted_gradients(module, rank, step)
+                    optimizer.step()
+            return module
+
+        modules = together(4, work)
+    expected = [Assorted() for _ in range(4)]
+    for step in range(8):
+        for rank, module in enumerate(expected):
+            assorted_gradients(module, rank, step)
+        for weights in zip(*(module.parameters() for module in expected), strict=True):
+            if weights[0].requires_grad:
+                X, G = (
+                    np.stack([each.double().numpy() for each in rows])
+                    for rows in zip(*((w.detach(), w.grad) for w in weights), strict=True)
+                )
+                new = np.tensordot(M, X, 1) - 0.1 * np.tensordot(N, G, 1)
+                for weight, row in zip(weights, new, strict=True):
+                    weight.data.copy_(torch.tensor(row))
+    for module, reference in zip(modules, expected, strict=True):
+        assert module.again.weight is module.exact.weight
+        assert module.single.weight.dtype == torch.float32
+        for ours, theirs in zip(module.parameters(), reference.parameters(), strict=True):
+            np.testing.assert_allclose(ours.detach(), theirs.detach(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("between", [lambda: DPSGD(ring(2)), lambda: ADPSGD(ring(2)), DelayByOne])
+def test_members_of_a_group_are_bit_identical_between_steps(between):
+    with loopback(4) as transports:
+
+        def work(rank):
+            module = mlp()
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            seen = []
+            with Learner(module, optimizer, SuperLearner(between(), 2), transports[rank]) as learner:
+                for step in range(6):
+                    loss_of(module, rank, step).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    seen.append(flat(module))
+                    if step == 3:
+                        with learner.consensus():
+                            pass
+                        seen.append(flat(module))
+            return np.stack(seen)
+
+        histories = together(4, work)
+    assert np.array_equal(histories[0], histories[1])
+    assert np.array_equal(histories[2], histories[3])
+    assert not np.array_equal(histories[0], histories[2])
+
+
 @pytest.mark.parametrize("between", [lambda: DPSGD(ring(2)), lambda: ADPSGD(ring(2)), DelayByOne])
 def test_members_of_a_group_stay_bit_identical(between):
     X = np.stack([flat(module) for module in train_together(4, lambda size: SuperLearner(between(), 2))])
@@ -442,9 +611,15 @@ def test_learners_with_unequal_numbers_of_batches_all_end(name):
                     loss_of(module, rank, step).backward()
                     optimizer.step()
                     optimizer.zero_grad()
-            return learner.steps
+                learner.finish()
+                with learner.consensus():
+                    mean = flat(module)
+            return learner.steps, mean
 
-        assert together(3, work) == [2, 5, 8]
+        steps, means = zip(*together(3, work), strict=True)
+        assert steps == (2, 5, 8)
+        for mean in means:
+            np.testing.assert_allclose(mean, means[0], rtol=1e-6, atol=1e-7)
 
 
 def test_clipping_sees_the_mean_gradient():

@@ -23,6 +23,7 @@ from roundelay.transport.wire import this_host
 _ADDRESS_BYTES = 64
 _SECRET_BYTES = 32
 _HOST_BYTES = 16
+_ELSEWHERE = "192.0.2.1"  # of a network that is kept for examples: whatever way packets take by default
 _STORE_PATIENCE = datetime.timedelta(minutes=5)
 
 
@@ -58,7 +59,7 @@ class World:
         if self.size == 1:
             return SoloTransport()
         one_machine = len(set(gather_bytes(this_host(), _HOST_BYTES))) == 1
-        host = "127.0.0.1" if one_machine else _address_towards(os.environ["MASTER_ADDR"])
+        host = "127.0.0.1" if one_machine else _address_towards(os.environ.get("MASTER_ADDR", _ELSEWHERE))
         listener = socket.create_server((host, 0), backlog=self.size + 16)
         drawn = gather_bytes(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
         mine = f"{host}:{listener.getsockname()[1]}".encode()
@@ -68,7 +69,7 @@ class World:
             self.size,
             listener,
             Security.from_environment() or Security(drawn),
-            ProcessGroupCollectives(),
+            ProcessGroupCollectives(lambda members: transport.hopeless(members)),  # noqa: PLW0108  # made below
             share_memory=share_memory,
             local_size=self.local_size,
         )
@@ -97,6 +98,11 @@ def init() -> World:
                 f"the environment has no {', '.join(missing)}; start with torchrun, or unset RANK and WORLD_SIZE"
             )
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=NEVER)
+    if "cpu:" not in dist.get_backend_config():
+        raise LaunchError(
+            f"the process group has no backend for CPU tensors, only {dist.get_backend_config()}; initialise it with "
+            "'cpu:gloo,cuda:nccl', or leave that to roundelay.init()"
+        )
     rank, size = dist.get_rank(), dist.get_world_size()
     if "LOCAL_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
         return World(rank, size, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
@@ -135,15 +141,20 @@ def joined_store(address: tuple[str, int]) -> object:
 
 def gather_bytes(mine: bytes, width: int) -> list[bytes]:
     """Everyone's bytes, padded to `width`, in order of rank; tensors, because objects would be unpickled."""
-    device = "cpu" if "gloo" in dist.get_backend_config() else "cuda"
-    padded = torch.tensor(list(mine.ljust(width, b"\0")), dtype=torch.uint8, device=device)
+    padded = torch.tensor(list(mine.ljust(width, b"\0")), dtype=torch.uint8)
     gathered: list[Tensor] = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, padded)
     return [bytes(row.tolist()) for row in gathered]
 
 
 def _address_towards(host: str) -> str:
-    """This machine's address on the way to `host`; no packet is sent."""
+    """This machine's address on the way to `host`; no packet is sent.
+
+    On `host` itself that may be a loopback address (Debian's 127.0.1.1), which is of no use to others: then towards elsewhere.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
-        return str(probe.getsockname()[0])
+        address = str(probe.getsockname()[0])
+    if address.startswith("127.") and host != _ELSEWHERE:
+        return _address_towards(_ELSEWHERE)
+    return address

@@ -86,6 +86,7 @@ class Learner:
     def _begin(self) -> None:
         _check_optimizer(self.optimizer, self.module)
         self.replica = Replica(self.module)
+        self._averaged = set(map(id, self.replica.weights))
         everyone = self.membership  # also who leaves before we are attached: the mixing is laid over those who began
         self.transport.on_lost(self._lost)
         self.transport.on_quiet(self._unheard)
@@ -118,7 +119,11 @@ class Learner:
 
         A collective: all learners enter it equally often. Exchanges pause meanwhile. Floating buffers are averaged
         (BatchNorm's variance by its second moment), integer ones are learner 0's.
+
+        After equally many steps; learners that may have taken different numbers of them `finish` first, for a synchronous
+        one waits for the next step of its neighbours.
         """
+        self._notice_changes()
         self._run(self.strategy.drain())
         try:
             with consensus_of(self.module, self.replica, self.strategy, self.transport, self.membership):
@@ -157,6 +162,7 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart besides module and optimizer, which hold their part of it now."""
+        self._notice_changes()
         self._run(self.strategy.before_saving())
         self.replica.mark()
         return {"steps": self.steps, "strategy": self.strategy.state_dict()}
@@ -181,7 +187,9 @@ class Learner:
         """Take no more steps, and stay until nobody needs this learner for theirs; only `consensus` may follow. Idempotent."""
         if not self._finished:
             self._finished = True
+            self._notice_changes()
             self._run(self.strategy.finish())
+            self.replica.mark()
 
     def close(self) -> None:
         """End this learner's part: finish, then leave. Idempotent."""
@@ -217,7 +225,8 @@ class Learner:
         elif self._backward != backward:
             raise StrategyError(
                 "the last backward() raised while gradients were on their way to the other learners, which cannot be "
-                "taken back; let that exception end the training loop"
+                "taken back; let that exception end the training loop (or a backward runs inside another: "
+                "torch.utils.checkpoint needs use_reentrant=False here)"
             )
         self.strategy.gradient_ready(index)
 
@@ -235,9 +244,9 @@ class Learner:
             raise StrategyError(
                 "optimizer.step() was given a closure; compute the gradient first and call step() without one"
             )
+        self._refuse_strangers()
         self.transport.check()
-        if self.strategy.mixes_weights and self.replica.touched():
-            self._tell_of_changes()
+        self._notice_changes()
         self._run(self.strategy.before_step())
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -249,14 +258,26 @@ class Learner:
         self.replica.mark()
         self.steps += 1
 
-    def _tell_of_changes(self) -> None:
-        if not self._told_of_changes:
+    def _refuse_strangers(self) -> None:
+        """No weight may be trained by this learner alone: raise StrategyError for one that is stepped and not averaged."""
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and id(parameter) not in self._averaged:
+                    raise StrategyError(
+                        f"the optimizer steps a parameter of shape {tuple(parameter.shape)} that learners do not average: it is "
+                        "no part of the Learner's module, or was frozen when the Learner was made. Make the Learner anew, "
+                        "with a module that has it; what is to stay local needs an optimizer of its own"
+                    )
+
+    def _notice_changes(self) -> None:
+        """Say, once, that weights which somebody has changed are about to be replaced."""
+        if self.strategy.mixes_weights and self.replica.touched() and not self._told_of_changes:
             self._told_of_changes = True
             log.warning(
-                "learner %d: weights were changed after the last step, and not by this optimizer. %s steps from the weights "
-                "that it mixes, so such changes are lost: make them in a hook of the optimizer's step that is registered before "
-                "the Learner, or before learner.load_state_dict(state) with state = learner.state_dict() taken first. "
-                "Nothing is lost if other weights were put in for a moment only, to be evaluated.",
+                "learner %d: the module's weights were changed, and not by a step of this optimizer. %s replaces them by those "
+                "that it mixes, so the change is lost. Load weights before the Learner is made, or between learner.state_dict() "
+                "and learner.load_state_dict(); what belongs to every step goes into a hook of optimizer.step that is registered "
+                "before the Learner is made. Weights put in for an evaluation, or changed anew in every forward, do no harm.",
                 self.transport.rank,
                 type(self.strategy).__name__,
             )
@@ -295,10 +316,10 @@ class Learner:
                 f"the module of learner {who} differs from learner 0's in names, shapes, dtypes or frozen parameters; "
                 "build the same module everywhere"
             )
-        if who := self._who_differs(self.strategy.agreement(), members):
+        if who := self._who_differs(self.strategy.agreement(self.transport.local_size), members):
             raise StrategyError(
                 f"the strategy of learner {who} differs from learner 0's; "
-                "build the same one everywhere, on the same mixing with the same seed"
+                "build the same one everywhere, on the same mixing with the same seed, in groups of the same size"
             )
 
     def _who_differs(self, text: str, members: tuple[int, ...]) -> str:

@@ -132,6 +132,7 @@ def test_nobody_leads_by_more_than_max_lead_while_neighbours_live(max_lead, late
     clock.run(until=40.0)
     for learner in learners:
         assert learner.strategy.metrics()["lead_max"] <= max_lead
+        assert len(learner.strategy._stir._done_callbacks) <= 1, "what woke earlier waits is forgotten"
         assert learner.strategy.metrics()["exchanges_started"] > 0
 
 

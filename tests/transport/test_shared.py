@@ -58,3 +58,25 @@ def test_memory_outlives_the_descriptor(memories):
 def test_what_cannot_be_opened_is_an_os_error(memories):
     with pytest.raises(OSError, match="No such file"):
         memories[0].map(os.getpid(), 987654, 8)
+
+
+def test_a_number_that_stands_for_another_file_now_is_mapped_anew(memories):
+    ours, theirs = memories
+    buffer = ours.allocate(64)
+    number = ours.locate(buffer)
+    theirs.map(os.getpid(), number, 64)
+    ours.withdraw(buffer)
+    ours.withdraw(buffer)
+    assert ours.locate(buffer) == number, "the system hands out the lowest number that is free"
+    theirs.map(os.getpid(), number, 64).fill_(5)
+    assert (buffer == 5).all()
+
+
+def test_memory_of_a_peer_that_is_gone_is_given_back(memories):
+    ours, theirs = memories
+    for _ in range(3):
+        theirs.map(os.getpid(), ours.locate(ours.allocate(64)), 64)
+    theirs.forget(os.getpid() + 1)
+    assert len(theirs._theirs) == 3
+    theirs.forget(os.getpid())
+    assert not theirs._theirs

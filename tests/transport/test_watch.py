@@ -171,3 +171,15 @@ def test_close_ends_the_thread(posts):
     thread = post.watch._thread
     post.watch.close()
     assert not thread.is_alive()
+
+
+def test_a_goodbye_counts_although_the_connection_broke_behind_it(posts):
+    post = posts()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    theirs.sendall(b"G" + bytes(2))
+    ours.sendall(b"never read")
+    theirs.close()  # with something unread, so that it is a reset and no orderly end
+    post.watch.add(7, ours)
+    assert post.next() == (Event.LEFT, 7, LEFT)

@@ -151,7 +151,7 @@ class ADPSGD(Strategy):
         for _ in range(2 * self.mixing.size):  # no more: who is refused by all must find out that its weights are bad
             if self._lead < self.max_lead:
                 return
-            stir = self._stir  # before looking at who is quiet
+            stir = self._stir = Future()  # before looking at who is quiet; a new one, or it would remember every wait
             if not self._exchange.over and self._aside.over and self._exchange.peer in self._quiet:
                 self._set_aside()
             if self._exchange.over and not self._exchange_again() and self._aside.over:
@@ -351,7 +351,7 @@ class ADPSGD(Strategy):
             "lead": self._lead,
             "lead_max": self._largest_lead,
             "spread": spread(self._disagreement2, self.membership.size),
-            "peers_lost": len([peer for peer in self._gone if peer in self.membership.living]),
+            "peers_lost": len(self._gone.intersection(self.membership.living)),
         } | {f"exchanges_with_{peer}": count for peer, count in sorted(self._edges.items())}
 
     def state_dict(self) -> dict[str, Any]:
@@ -361,6 +361,10 @@ class ADPSGD(Strategy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on in that round, with the weights that the module has now."""
         self.round = int(state["round"])
+        if self._stepping:  # the last step raised, so the module has had the live weights themselves since then
+            self.abandon()
+            self._show()
+            return
         with self._lock:
             self.replica.copy_to(self._live)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from roundelay.clock import Steps
+from roundelay.errors import StrategyError
 from roundelay.membership import Membership
 from roundelay.replica import Flat, Replica
 from roundelay.strategies.base import Strategy
@@ -35,6 +36,10 @@ class _Bucket:
 
     def take(self, index: int, gradient: Tensor | None) -> None:
         """The gradient of weight `index`, zero if it has none."""
+        if gradient is not None and gradient.layout != torch.strided:
+            raise StrategyError(
+                "sparse gradients cannot be reduced; use sparse=False, or a strategy that averages weights (DPSGD, ADPSGD)"
+            )
         self.views[index].zero_() if gradient is None else self.views[index].copy_(gradient)
         self.waiting.discard(index)
 

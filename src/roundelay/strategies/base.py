@@ -36,8 +36,8 @@ class Strategy(ABC):
         """Begin: replicas are equal everywhere at this moment."""
         self.replica, self.transport, self.membership = replica, transport, membership
 
-    def agreement(self) -> str:
-        """What all learners must have in common, as text that differs when it does."""
+    def agreement(self, local_size: int) -> str:
+        """What all learners must have in common, as text that differs when it does; `local_size` of them are on this machine."""
         return type(self).__name__
 
     def gradient_ready(self, index: int) -> None:

@@ -21,7 +21,7 @@ class DelayByOne(Strategy):
     * `delayed="weights"`: $x_i \leftarrow \frac1n \sum_j x_j - \alpha g_i(x_i)$; the allreduce of the weights runs during
       forward and backward.
     * `delayed="gradients"`, the other reading in the literature: $x \leftarrow x - \alpha \frac1n \sum_j g_j(x_{k-1})$;
-      the first step applies a zero gradient.
+      the first step applies a zero gradient. Not for a GradScaler with a fused optimizer, which unscales in its step.
 
     Waits for everyone. Learners may take unequal numbers of steps: those that have finished go on contributing their last
     weights (or no gradient) until all have. Extra memory: one copy of the model for weights, two for gradients.
@@ -36,9 +36,9 @@ class DelayByOne(Strategy):
         self._restarted = False
         self._pending: list[Tensor] = []  # gradients: the sum under way, of the run that this one resumes
 
-    def agreement(self) -> str:
+    def agreement(self, local_size: int) -> str:
         """What is summed."""
-        return super().agreement() + self.delayed
+        return super().agreement(local_size) + self.delayed
 
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Start the first average, of weights that are equal everywhere or of gradients that are zero."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,9 +30,9 @@ class DPSGD(Strategy):
         self.mixing = mixing
         self.round = 0
 
-    def agreement(self) -> str:
+    def agreement(self, local_size: int) -> str:
         """Exchanges are mutual only if all have the same mixing."""
-        return super().agreement() + fingerprint(self.mixing)
+        return super().agreement(local_size) + fingerprint(self.mixing)
 
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Send the first weights."""
@@ -44,6 +45,7 @@ class DPSGD(Strategy):
         self._disagreement2, self._measure = 0.0, False
         self._restarted = False
         self._swaps = 0
+        self._edges: Counter[int] = Counter()
         self._send()
 
     def _send(self) -> None:
@@ -58,6 +60,7 @@ class DPSGD(Strategy):
         # Numbered apart from rounds, which load_state_dict may set back.
         self._swap: Future[None] = self.transport.swap(self._swaps, self._outgoing.storage, buffers)
         self._swaps += 1
+        self._edges.update(self._row.keys())
 
     def before_step(self) -> Steps:
         """x_i <- sum_j W_ij x_j, itself first, then neighbours in ascending order.
@@ -114,9 +117,11 @@ class DPSGD(Strategy):
         return total / len(self._row)
 
     def metrics(self) -> dict[str, float]:
-        """Rounds, and the spread that the neighbours of the round after the last call showed."""
+        """Rounds, the spread that the neighbours of the round after the last call showed, and swaps with each peer."""
         self._measure = True
-        return {"rounds": self.round, "spread": spread(self._disagreement2, self.membership.size)}
+        return {"rounds": self.round, "spread": spread(self._disagreement2, self.membership.size)} | {
+            f"exchanges_with_{peer}": count for peer, count in sorted(self._edges.items())
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The round; what is under way is sent again."""

@@ -32,7 +32,7 @@ class SuperLearner(Strategy):
     def __init__(self, between: Strategy, group_size: int | None = None) -> None:
         if group_size is not None and group_size < 1:
             raise StrategyError(f"group_size must be at least 1, got {group_size}")
-        if not between.mixes_weights:
+        if between.reduces_gradients or not between.mixes_weights:
             raise StrategyError(
                 f"between groups weights are averaged, but {type(between).__name__} averages gradients; "
                 "use DPSGD, ADPSGD or DelayByOne, or plain Allreduce without groups"
@@ -41,9 +41,9 @@ class SuperLearner(Strategy):
         self.synchronous = between.synchronous
         self.inside = Allreduce()
 
-    def agreement(self) -> str:
+    def agreement(self, local_size: int) -> str:
         """The groups, and the strategy between them."""
-        return f"{super().agreement()} {self.group_size} {self.between.agreement()}"
+        return f"{super().agreement(local_size)} {self.group_size or local_size} {self.between.agreement(local_size)}"
 
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Form the group; its leader joins the other leaders."""
@@ -106,9 +106,10 @@ class SuperLearner(Strategy):
             self.replica.copy_from(self._mixed)
 
     def drain(self) -> Steps:
-        """As the strategy between groups."""
+        """As the strategy between groups; members have what their leader has then."""
         if self.leads:
             yield from self.between.drain()
+        yield from self._follow_leader()
 
     def before_saving(self) -> Steps:
         """As the strategy between groups."""

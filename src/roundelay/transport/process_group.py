@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import datetime
 import threading
+import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from roundelay.transport.base import Collectives
 NEVER = datetime.timedelta(days=365)
 FORMING = datetime.timedelta(minutes=10)
 LOOK = datetime.timedelta(seconds=0.5)  # how soon a waiting learner notices what the watch says
+POLL_S = 0.0005
+Hopeless = Callable[[tuple[int, ...]], bool]
 
 
 class WorkFuture(Future[None]):
@@ -31,9 +34,9 @@ class WorkFuture(Future[None]):
     of a broken run close their connections, would end the process with SIGABRT.
     """
 
-    def __init__(self, work: dist.Work) -> None:
+    def __init__(self, work: dist.Work, *, polled: bool = False) -> None:
         super().__init__()
-        self._work = work
+        self._work, self._polled = work, polled  # NCCL takes a wait that gives up for the end of the group
 
     def done(self) -> bool:
         """Whether it has ended, or was failed by the watch."""
@@ -43,6 +46,9 @@ class WorkFuture(Future[None]):
         """Wait until it ends or the watch fails it; `timeout` is the watch's business."""
         while not super().done():
             ended = self._work.is_completed()  # looked at before, for it may end just after a wait has given up
+            if self._polled and not ended:
+                time.sleep(POLL_S)
+                continue
             try:
                 self._work.wait(LOOK)
             except RuntimeError as error:
@@ -67,20 +73,46 @@ class WorkFuture(Future[None]):
 
 
 class _GroupCollectives(Collectives):
-    """Remembers what is under way, so that nothing waits for a frozen peer when the process ends."""
+    """Remembers what is under way, so that nothing waits for a frozen peer when the process ends.
 
-    def __init__(self) -> None:
+    Args:
+        hopeless: whether one of these members is known to be lost, so that a group of them will never form.
+    """
+
+    def __init__(self, hopeless: Hopeless) -> None:
+        self._hopeless = hopeless
         self._under_way: weakref.WeakSet[WorkFuture] = weakref.WeakSet()
 
     @abstractmethod
     def _held(self) -> list[Any]:
         """The groups that this process has."""
 
-    def _future(self, work: dist.Work | None) -> Future[None]:
+    def _future(self, work: dist.Work | None, values: Tensor) -> Future[None]:
         assert work is not None
-        future = WorkFuture(work)
+        future = WorkFuture(work, polled=values.is_cuda)
         self._under_way.add(future)
         return future
+
+    def _formed(self, members: tuple[int, ...], form: Callable[[], Any]) -> Any:  # noqa: ANN401  # a group
+        """What `form` makes, in a thread of its own: the engine waits for members, and knows nothing of the watch.
+
+        Raises ConnectionError if a member is lost before that.
+        """
+        formed: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                formed.set_result(form())
+            except BaseException as error:
+                formed.set_exception(error)
+
+        threading.Thread(target=work, name="roundelay-form", daemon=True).start()
+        while not formed.done():
+            with contextlib.suppress(TimeoutError):
+                formed.exception(timeout=LOOK.total_seconds())
+            if self._hopeless(members):
+                raise ConnectionError("a member of the group was lost while it was being formed")
+        return formed.result()
 
     def close(self) -> None:
         """The groups go with the process; but one with work that a frozen peer will never finish must not be waited for."""
@@ -101,16 +133,18 @@ class ProcessGroupCollectives(_GroupCollectives):
             assert dist.group.WORLD is not None
             return dist.group.WORLD
         if members not in self._groups:
-            self._groups[members] = dist.new_group(list(members), timeout=NEVER, use_local_synchronization=True)
+            self._groups[members] = self._formed(
+                members, lambda: dist.new_group(list(members), timeout=NEVER, use_local_synchronization=True)
+            )
         return self._groups[members]
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
         """Sum over members."""
-        return self._future(dist.all_reduce(values, group=self._group(members), async_op=True))
+        return self._future(dist.all_reduce(values, group=self._group(members), async_op=True), values)
 
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
         """Source's values for every member."""
-        return self._future(dist.broadcast(values, src=source, group=self._group(members), async_op=True))
+        return self._future(dist.broadcast(values, src=source, group=self._group(members), async_op=True), values)
 
     def _held(self) -> list[Any]:
         return [dist.group.WORLD, *self._groups.values()]
@@ -124,7 +158,7 @@ class StoreCollectives(_GroupCollectives):
         rank: this learner.
         generation: of the membership; groups of another one have nothing to do with these.
         host: the interface that Gloo listens on; by itself it takes the one of the machine's name.
-        hopeless: whether one of these members is known to be lost, so that the group will never form.
+        hopeless: whether one of these members is known to be lost.
     """
 
     def __init__(
@@ -133,47 +167,35 @@ class StoreCollectives(_GroupCollectives):
         rank: int,
         generation: int,
         host: str,
-        hopeless: Callable[[tuple[int, ...]], bool],
+        hopeless: Hopeless,
     ) -> None:
-        super().__init__()
-        self._store, self._rank, self._generation, self._hopeless = store, rank, generation, hopeless
-        self._host = host
+        super().__init__(hopeless)
+        self._store, self._rank, self._generation, self._host = store, rank, generation, host
         self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
         """Sum over members."""
         options = dist.AllreduceOptions()
         options.timeout = NEVER
-        return self._future(self._group(values, members).allreduce([values], options))
+        return self._future(self._group(values, members).allreduce([values], options), values)
 
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
         """Source's values for every member."""
         options = dist.BroadcastOptions()
         options.timeout, options.rootRank = NEVER, members.index(source)
-        return self._future(self._group(values, members).broadcast([values], options))
+        return self._future(self._group(values, members).broadcast([values], options), values)
 
     def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401
-        """Formed when first used. Raises ConnectionError if a member is lost before that: the engine would wait for it."""
         key = ("nccl" if values.is_cuda else "gloo", members)
         if key not in self._groups:
-            formed: Future[Any] = Future()
-            threading.Thread(target=self._form, args=(*key, formed), name="roundelay-form", daemon=True).start()
-            while not formed.done():
-                with contextlib.suppress(TimeoutError):
-                    formed.exception(timeout=LOOK.total_seconds())
-                if self._hopeless(members):
-                    raise ConnectionError("a member of the group was lost while it was being formed")
-            self._groups[key] = formed.result()
+            self._groups[key] = self._formed(members, lambda: self._form(*key))
         return self._groups[key]
 
-    def _form(self, engine: str, members: tuple[int, ...], formed: Future[Any]) -> None:
+    def _form(self, engine: str, members: tuple[int, ...]) -> Any:  # noqa: ANN401
         store = dist.PrefixStore(  # type: ignore[attr-defined]
             f"{self._generation}/{engine}/{members}", self._store
         )
-        try:
-            formed.set_result(self._engine(engine, store, members.index(self._rank), len(members)))
-        except BaseException as error:
-            formed.set_exception(error)
+        return self._engine(engine, store, members.index(self._rank), len(members))
 
     def _engine(self, engine: str, store: Any, place: int, size: int) -> Any:  # noqa: ANN401
         if engine == "nccl":

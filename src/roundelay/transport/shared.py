@@ -24,7 +24,8 @@ class SharedMemory:
     def __init__(self) -> None:
         # Address -> (file descriptor, buffer); kept, or another tensor at a freed address would be taken for it.
         self._mine: dict[int, tuple[int, Tensor]] = {}
-        self._theirs: dict[tuple[int, int], Tensor] = {}  # (process, file descriptor) -> all of its bytes
+        # (process, file descriptor) -> which file that was, and all of its bytes
+        self._theirs: dict[tuple[int, int], tuple[int, Tensor]] = {}
 
     def allocate(self, nbytes: int) -> Tensor:
         """A buffer of our own that a peer on this machine can map."""
@@ -40,19 +41,29 @@ class SharedMemory:
 
     def map(self, pid: int, fd: int, nbytes: int) -> Tensor:
         """A peer's buffer. Raises OSError where it cannot be mapped, HandshakeError where it has no such bytes."""
-        whole = self._theirs.get((pid, fd))
-        if whole is None or whole.nbytes < nbytes:
-            handle = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        path = f"/proc/{pid}/fd/{fd}"
+        file, whole = self._theirs.get((pid, fd), (-1, None))
+        if (
+            whole is None or whole.nbytes < nbytes or os.stat(path).st_ino != file
+        ):  # a number may stand for another file now
+            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
                 whole = torch.frombuffer(mmap.mmap(handle, 0), dtype=torch.uint8)
+                file = os.fstat(handle).st_ino
             except ValueError:
                 raise HandshakeError("the other end says that its weights are in a file which is empty") from None
             finally:
                 os.close(handle)
             if whole.nbytes < nbytes:
                 raise HandshakeError(f"the other end announced {nbytes} bytes in shared memory of {whole.nbytes}")
-            self._theirs[pid, fd] = whole
+            self._theirs[pid, fd] = file, whole
         return whole[:nbytes]
+
+    def forget(self, pid: int) -> None:
+        """A peer's process is gone, or its connection: its memory goes with the last tensor on it."""
+        for known in list(self._theirs):  # other threads map and forget meanwhile
+            if known[0] == pid:
+                self._theirs.pop(known, None)
 
     def withdraw(self, buffer: Tensor) -> None:
         """Put other memory under `buffer`, with undefined content: a peer that has it mapped writes to what nobody reads.

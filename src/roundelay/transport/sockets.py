@@ -328,12 +328,14 @@ class SocketTransport(Transport):
         except BaseException as error:  # it is raised where the training thread looks next
             self.fail(error)
         finally:
-            self._forget(connection)
+            self._forget(connection, hello)
 
-    def _forget(self, connection: socket.socket) -> None:
+    def _forget(self, connection: socket.socket, hello: Hello) -> None:
         with self._state:
             self._accepted.pop(connection, None)
         connection.close()
+        if self._memory:
+            self._memory.forget(hello.pid)
 
     def _serve_one(self, channel: Channel) -> None:
         header = channel.receive()
@@ -371,7 +373,8 @@ class SocketTransport(Transport):
     # Collectives, and the fate of peers -------------------------------------------------------------------------------
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """In the process group; fails as soon as the watch loses a member."""
+        """In the process group; fails as soon as the watch loses a member. Counted as what a ring of members sends."""
+        self.traffic.reduced(values.nbytes, len(members))
         return self._guarded(members, lambda: self._collectives.all_reduce(values, members))
 
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:

@@ -164,6 +164,10 @@ class Watch:
                     piece = line.connection.recv(65536)
                 except (BlockingIOError, ssl.SSLWantReadError):
                     return data or None
+                except OSError:
+                    if data:  # perhaps a goodbye, before the connection broke: that is looked at first
+                        return data
+                    raise
                 data += piece
                 if not piece:
                     return data

@@ -18,11 +18,13 @@ STRATEGIES = {
     "dpsgd": lambda n: roundelay.DPSGD(roundelay.random_ring(n)),
     "allreduce": lambda n: roundelay.Allreduce(),
     "delay-by-one": lambda n: roundelay.DelayByOne(),
+    "super-learners": lambda n: roundelay.SuperLearner(roundelay.ADPSGD(roundelay.random_ring(n // 2)), 2),
 }
 STEPS, FAULTY, FAULT_AT = 150, 2, 40
 
 
 def meet(fault: str) -> None:
+    print(f"fault at {time.time()}", flush=True)
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "freeze":
@@ -45,6 +47,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
     try:
         with roundelay.Learner(module, optimizer, STRATEGIES[name](world.size), world.transport()) as learner:
+            if fault == "never-starts" and world.rank == FAULTY:
+                raise ValueError("out of memory")
             for step in range(STEPS):
                 module(torch.randn(4, 50)).square().mean().backward()
                 optimizer.step()
@@ -55,7 +59,7 @@ def main() -> None:
                         break
                     meet(fault)
     except roundelay.PeerLostError as error:
-        print(f"lost {error.peer}", flush=True)
+        print(f"lost {error.peer} at {time.time()}", flush=True)
         raise SystemExit(7) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -9,6 +9,10 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: threads of torch only stand in each other's way
 
+_data = Path(__file__).resolve().parents[2] / "shared" / "data"
+if _data.is_dir():  # AN4 and others, beside the repository; without them, and ROUNDELAY_DATA, such tests skip
+    os.environ.setdefault("ROUNDELAY_DATA", str(_data))
+
 settings.register_profile(
     "roundelay", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -61,8 +61,15 @@ def test_a_channel_is_taken_out_of_a_stereo_file_and_without_one_they_are_mixed(
     mixed = read_audio(path)
     np.testing.assert_allclose(mixed.samples, (left + right) / 2, atol=1e-7)
     assert mixed.flaws == ("mixed to mono",)
-    with pytest.raises(AudioError, match=r"has 2, channel 2 \(from 0\) was asked for"):
-        read_audio(path, channel=2)
+    for channel in (2, -1):
+        with pytest.raises(AudioError, match=rf"has 2, channel {channel} \(from 0\) was asked for"):
+            read_audio(path, channel=channel)
+
+
+@pytest.mark.parametrize(("start_s", "duration_s"), [(float("nan"), 1.0), (0.0, float("inf")), (-1.0, None)])
+def test_times_that_make_no_sense_are_told(tmp_path, start_s, duration_s):
+    with pytest.raises(AudioError, match="bad times"):
+        read_audio(save(tmp_path / "a.wav", noise(1.0)), start_s=start_s, duration_s=duration_s)
 
 
 def test_a_segment_is_cut_to_the_sample(tmp_path):
@@ -106,6 +113,11 @@ def test_clipped_and_silent_files_are_used_and_named(tmp_path):
     loud = save(tmp_path / "loud.wav", np.clip(tone(level=3.0), -1, 1))
     assert read_audio(loud).flaws == ("clipped",)
     assert read_audio(save(tmp_path / "full.wav", tone(level=0.99))).flaws == ()
+    telephone = save(tmp_path / "loud.sph", np.clip(tone(level=3.0), -1, 1), subtype="ULAW")
+    assert read_audio(telephone).flaws == ("clipped",)
+    assert read_audio(save(tmp_path / "full.sph", tone(level=0.9), subtype="ULAW")).flaws == ()
+    one_side = np.stack([np.clip(tone(level=3.0), -1, 1), tone(level=0.1)], axis=1)
+    assert read_audio(save(tmp_path / "sides.wav", one_side)).flaws == ("mixed to mono", "clipped")
     assert read_audio(save(tmp_path / "none.wav", np.zeros(8000, np.float32))).flaws == ("silent",)
 
 

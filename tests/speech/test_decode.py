@@ -144,7 +144,10 @@ def test_tuning_takes_the_scales_with_the_fewest_errors():
     rng = np.random.default_rng(4)
     utterances = {f"u{i}": noisy(rng, ["TWO", "ATE", "A"], height=2.5)[1] for i in range(6)}
     references = dict.fromkeys(utterances, "TWO ATE A")
-    decoder, trials = tuned(Decoder(GRAPH, scales=Scales(acoustic=0.01)), utterances, references, workers=1)
+    start = Decoder(GRAPH, scales=Scales(acoustic=0.01))
+    decoder, trials = tuned(start, [utterances], references, workers=1)
+    halves = [dict(list(utterances.items())[i::2]) for i in range(2)]
+    assert tuned(start, halves, references, workers=1)[1] == trials
     chosen = [trial for trial in trials if trial.scales == decoder.scales]
     assert chosen[0].wer == min(trial.wer for trial in trials)
     assert decoder.scales.acoustic > 0.01

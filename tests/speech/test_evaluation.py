@@ -13,10 +13,11 @@ from runs import run_in_threads, tiny_config
 from tones import WORDS, RATE_Hz, spoken, tones_config, write_tones
 
 from roundelay.cli import Parser, align, evaluate, transcribe
-from roundelay.errors import ConfigError
+from roundelay.errors import ConfigError, DataError
 from roundelay.speech.corpora.manifest import manifest
 from roundelay.speech.recognise import Recogniser
 from roundelay.speech.segments import read_ctm
+from roundelay.speech.task import Speech
 from roundelay.training.finished import FinishedRun
 
 pytestmark = pytest.mark.usefixtures("tones_cache")
@@ -70,6 +71,29 @@ def test_scales_are_tuned_on_the_validation_split_once(tones_run, capsys, monkey
     Recogniser.of_run(FinishedRun.read(tones_run))
 
 
+def test_a_run_that_is_left_again_tunes_its_scales_again(tones_run, tones_folder, tmp_path):
+    moved = tmp_path / "again"
+    shutil.copytree(tones_run, moved)
+    (moved / "recogniser" / "scales.json").write_text("{}")
+    Speech(tones_config(tones_folder).settings, seed=0).leave(moved)
+    assert not (moved / "recogniser" / "scales.json").exists()
+
+
+def test_likelihoods_in_lots_give_the_same_words(tones_run, capsys, monkeypatch):
+    at_once = figures_of(capsys, tones_run)
+    monkeypatch.setattr("roundelay.speech.recognise.NUMBERS_AT_ONCE", 12 * 200)
+    in_lots = figures_of(capsys, tones_run)
+    assert {name: in_lots[name] for name in ("wer", "words", "ci95")} == {
+        name: at_once[name] for name in ("wer", "words", "ci95")
+    }
+
+
+def test_audio_with_other_features_than_the_network_knows_is_told(tones_run):
+    recogniser = Recogniser.of_run(FinishedRun.read(tones_run))
+    with pytest.raises(DataError, match="'u1' has 13 features a frame, and the network was trained on 120"):
+        recogniser.recognised({"u1": np.zeros((30, 13), np.float32)})
+
+
 def test_a_corpus_that_the_run_never_saw(tones_run, tmp_path, capsys):
     unseen = write_tones(tmp_path / "unseen", alignments=False, seed=7, counts={"test": 4})
     table = (unseen / "manifest.tsv").read_text()
@@ -77,7 +101,10 @@ def test_a_corpus_that_the_run_never_saw(tones_run, tmp_path, capsys):
     (unseen / "manifest.tsv").write_text(table + "wav/gone.wav\ttest\tx\tABBA\nwav/odd.wav\ttest\tx\tXYLOPHONE\n")
     figures = figures_of(capsys, tones_run, "--corpus", unseen)
     assert figures["corpus"] == "unseen"
-    assert figures["words"] == 13  # a file that is not there is no utterance; `roundelay corpus` names it
+    assert (figures["words"], figures["unusable"]) == (14, 1)  # the word in the file that is not there is missed
+    assert figures["deletions"] >= 1
+    assert figures["problems"] == {"missing file": 1}
+    assert (tones_run / "problems-unseen-test.txt").read_text().startswith("missing file: gone: ")
     assert figures["unknown_words"] == {"XYLOPHONE": 1}
     assert (tones_run / "recogs-unseen-test.txt").is_file()
     with pytest.raises(ValueError, match="no split 'valid'"):

@@ -63,3 +63,10 @@ def test_lines_that_cannot_work_are_named(tmp_path, line, says):
     (tmp_path / "lexicon.txt").write_text(line + "\n")
     with pytest.raises(SpeechError, match=says):
         Lexicon.read(tmp_path / "lexicon.txt")
+
+
+def test_comments_are_no_words(tmp_path):
+    path = tmp_path / "cmudict.dict"
+    path.write_text("# a header\n;;; another\naalborg AO L B AO R G # place, danish\n\n#hash HH AE SH\n")
+    assert Lexicon.read(path)["aalborg"] == (("AO", "L", "B", "AO", "R", "G"),)
+    assert len(Lexicon.read(path)) == 1

@@ -76,6 +76,31 @@ def test_times_of_a_folder_replace_those_of_the_corpus(config, tmp_path):
     ready = prepared(replace(config, labels=str(tmp_path)))
     first, _ = ready.features.rows("train000")
     assert ready.tying.phones[ready.tying.phone_of_state[ready.labels_N[first]]] == "A"
+    assert len(ready.spans("train")) == 1, "who has no times there has none"
+    assert ready.problems.counts() == {"no labels": 23}
+
+
+def test_copies_at_other_speeds_have_the_times_of_the_folder(config, tmp_path):
+    (tmp_path / "phones.ctm").write_text("train000 1 0.0 0.2 A\n")
+    faster = replace(config, labels=str(tmp_path), augment=AugmentConfig(speeds=(0.5,)))
+    ready = prepared(faster)
+    assert len(ready.spans("train")) == 2
+    assert ready.corpus["sp0.5-train000"].phones.end_s == pytest.approx(0.4)
+
+
+def test_other_speeds_of_features_that_kaldi_made_are_refused(config, monkeypatch):
+    with_frames = prepare.corpus_of(config).replace(frames=lambda utterance: None)
+    monkeypatch.setattr(prepare, "corpus", lambda *_, **__: with_frames)
+    with pytest.raises(ConfigError, match=r"settings\.augment\.speeds needs features and labels of our own"):
+        prepare.corpus_of(replace(config, augment=AugmentConfig(speeds=(0.9,))))
+    with pytest.raises(ConfigError, match=r"settings\.augment\.bins hides bins of our own mel bank"):
+        prepared(replace(config, augment=AugmentConfig(bins=4)))
+
+
+def test_without_a_lexicon_the_words_of_the_training_split_are_all_there_are(config):
+    speech = prepare.corpus_of(config).replace(lexicon=None)
+    said = {word for utterance in speech.split("train") for word in utterance.text.split()}
+    assert set(lexicon_of(speech).words) == said
 
 
 def test_the_second_time_comes_from_the_cache(config, monkeypatch):

@@ -1,6 +1,7 @@
 """Speech as a task: windows in, sums over frames out."""
 
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ pytest.importorskip("kaldi_decoder")
 
 from tones import tones_config
 
+from roundelay.speech.prepare import UNLABELLED
 from roundelay.speech.task import Speech
 
 pytestmark = pytest.mark.usefixtures("tones_cache")
@@ -72,3 +74,54 @@ def test_the_task_travels_to_other_processes_as_its_settings(task):
 def test_a_run_is_left_with_all_that_its_words_need(task, tmp_path):
     task.leave(tmp_path)
     assert {path.name for path in (tmp_path / "recogniser").iterdir()} == {"states.json", "lexicon.txt", "lm.arpa"}
+
+
+@pytest.fixture
+def whole(tones_folder):
+    return Speech(tones_config(tones_folder, window=0).settings, seed=0)
+
+
+def test_without_windows_a_sample_is_an_utterance(whole):
+    assert len(whole) == len(whole.prepared.spans("train"))
+    frames, states, lengths = whole.batch([0, 1, 5], torch.Generator().manual_seed(0))
+    assert frames.shape[:2] == states.shape == (3, int(lengths.max()))
+    assert lengths.tolist() == [last - first for first, last in np.array(whole.prepared.spans("train"))[[0, 1, 5]]]
+    assert ((states != UNLABELLED).sum(1) == lengths).all()
+
+
+def test_what_fills_up_shorter_utterances_is_neither_seen_nor_counted(whole):
+    module = whole.module().eval()
+    with torch.no_grad():
+        batches = [whole.batch([i], torch.Generator()) for i in range(4)]
+        alone = [float(whole.loss(module, batch)) for batch in batches]
+        together = float(whole.loss(module, whole.batch(range(4), torch.Generator())))
+        counts = [len(batch[1][0]) for batch in batches]
+        assert together == pytest.approx(np.average(alone, weights=counts), rel=1e-5)
+        judged = whole.evaluate(module, "valid")
+    assert judged["samples"] == sum(last - first for first, last in whole.prepared.spans("valid"))
+
+
+def test_whole_utterances_train(whole):
+    module = whole.module()
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(0)
+    losses = []
+    for _ in range(30):
+        loss = whole.loss(module, whole.batch(range(8), generator))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_what_is_wrong_with_the_data_is_left_with_the_run(tones_folder, tmp_path, caplog):
+    folder = tmp_path / "broken"
+    shutil.copytree(tones_folder, folder)
+    (folder / "wav" / "train000.wav").unlink()
+    (folder / "wav" / "train001.wav").write_bytes(b"")
+    task = Speech(tones_config(folder).settings, seed=0)
+    assert "missing file: 1, first train000" in caplog.text
+    task.leave(tmp_path / "run")
+    lines = (tmp_path / "run" / "problems.txt").read_text().splitlines()
+    assert [line.split(": ")[:2] for line in lines] == [["missing file", "train000"], ["empty file", "train001"]]

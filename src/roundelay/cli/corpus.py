@@ -88,11 +88,7 @@ def _corpus(args: argparse.Namespace) -> Corpus:
 
     if args.kind == "synth":
         return _synth(args)
-    if args.allow_pipes:
-        from roundelay.speech.corpora.kaldi import kaldi
-
-        return kaldi(args.folder, allow_pipes=True)
-    return corpus(args.kind, args.folder or args.data)
+    return corpus(args.kind, args.folder or args.data, allow_pipes=args.allow_pipes)
 
 
 def _synth(args: argparse.Namespace) -> Corpus:

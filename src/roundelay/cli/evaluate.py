@@ -66,8 +66,23 @@ def _show_words(figures: dict[str, Any], run: Path, suffix: str) -> None:
         say(f"Not in the lexicon, so never recognised: {', '.join(list(unknown)[:8])} ({sum(unknown.values())} times).")
     if figures["unusable"]:
         say(f"{figures['unusable']} utterances have no usable audio; their words count as deletions.")
+    if figures["problems"]:
+        told = ", ".join(f"{kind}: {count}" for kind, count in figures["problems"].items())
+        say(f"Problems with the data: {told}; one line each in {run}/problems-{suffix}.txt")
+    _show_parts(figures)
     _show_examples(run / f"recogs-{suffix}.txt")
     say(f"Transcripts: {run}/recogs-{suffix}.txt; errors: {run}/errs-{suffix}.txt")
+
+
+def _show_parts(figures: dict[str, Any]) -> None:
+    """Switchboard and CallHome apart, by NIST's scorer where it is installed and by ours."""
+    if "parts" in figures:
+        say("Ours: " + ", ".join(f"{part} {100 * wer:.2f} %" for part, wer in figures["parts"].items()) + ".")
+    hub5 = figures.get("hub5", {})
+    if "error" in hub5:
+        say(f"NIST's: {hub5['error']}.")
+    elif hub5:
+        say("NIST's: " + ", ".join(f"{part} {100 * scored['wer']:.2f} %" for part, scored in hub5.items()) + ".")
 
 
 def _show_examples(recogs: Path) -> None:

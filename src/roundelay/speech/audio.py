@@ -20,6 +20,7 @@ Samples: TypeAlias = NDArray[np.float32]
 
 CLIPPED_SHARE = 1e-3  # of the samples at full scale: music is cut there on purpose, speech never is
 FULL_SCALE = 0.999
+LOUDEST_G711 = 0.98  # µ-law ends at 32124 of 32768, A-law at 32256
 FADE, GUARD_MS = 0.04, 20  # of the low-pass when resampling
 SHORTER_S = 0.05  # missing at the end before we call a file truncated; segment times are rounded
 
@@ -61,13 +62,17 @@ def utterance_audio(utterance: Utterance, rate_Hz: int | None = None) -> Audio:
 
 def read_audio(path: Path, channel: int | None = None, start_s: float = 0.0, duration_s: float | None = None) -> Audio:
     """A piece of a file at its own rate: WAV, FLAC, sphere and all else that libsndfile reads, PCM, µ-law or float."""
+    if not (0 <= start_s < math.inf and 0 <= (duration_s or 0) < math.inf):
+        raise AudioError("bad times", f"{path} from {start_s:g} s, for {duration_s} s")
     with _opened(path) as file:
         rate_Hz = int(file.samplerate)
+        loudest = LOUDEST_G711 if file.subtype in ("ULAW", "ALAW") else FULL_SCALE
         first = round(start_s * rate_Hz)
         wanted = None if duration_s is None else round(duration_s * rate_Hz)
         promised = _promised_frames(path, file) - first
         table_TC = _frames(file, first, wanted)
     samples, mixed = _one_channel(table_TC, channel, path)
+    heard_TC = table_TC if mixed else samples[:, None]  # a channel that is cut off stays so, however quiet the other
     if len(samples) == 0:
         raise AudioError("no samples", f"{path} from {start_s:g} s")
     if not np.isfinite(samples).all():
@@ -75,7 +80,7 @@ def read_audio(path: Path, channel: int | None = None, start_s: float = 0.0, dur
     flaws = {
         "truncated": len(samples) < (promised if wanted is None else wanted - SHORTER_S * rate_Hz),
         "mixed to mono": mixed,
-        "clipped": float(np.mean(np.abs(samples) >= FULL_SCALE)) > CLIPPED_SHARE,
+        "clipped": bool((np.mean(np.abs(heard_TC) >= loudest, axis=0) > CLIPPED_SHARE).any()),
         "silent": not samples.any(),
     }
     return Audio(samples, rate_Hz, tuple(name for name, found in flaws.items() if found))
@@ -178,7 +183,7 @@ def _salvaged(file: Any) -> list[Samples]:  # noqa: ANN401  # a SoundFile
 def _one_channel(table_TC: Samples, channel: int | None, path: Path) -> tuple[Samples, bool]:
     channels = table_TC.shape[1]
     if channel is not None:
-        if channel >= channels:
+        if not 0 <= channel < channels:
             raise AudioError("missing channel", f"{path} has {channels}, channel {channel} (from 0) was asked for")
         return np.ascontiguousarray(table_TC[:, channel]), False
     return table_TC.mean(axis=1, dtype=np.float32), channels > 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import lzma
 import os
 import shutil
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,7 +90,7 @@ def _unpacked(archive: Path) -> Path:
             try:
                 with tarfile.open(archive) as tar:
                     tar.extractall(fresh, filter="data")
-            except (tarfile.TarError, OSError, EOFError) as error:
+            except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error) as error:
                 shutil.rmtree(fresh)
                 raise DataError(f"cannot unpack '{archive}': {error}") from error
             fresh.rename(target)  # whoever sees the folder sees all of it

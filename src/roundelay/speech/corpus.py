@@ -84,6 +84,12 @@ class Problems:
         """How many of each kind."""
         return dict(Counter(kind for kind, _ in self.cases))
 
+    def write(self, path: Path) -> None:
+        """One line for each case; no file if there is none."""
+        path.unlink(missing_ok=True)
+        if self.cases:
+            path.write_text("".join(f"{kind}: {line}\n" for kind, line in self.cases), encoding="utf-8")
+
     def summary(self) -> list[str]:
         """One line for each kind: how many, and the first."""
         first: dict[str, str] = {}

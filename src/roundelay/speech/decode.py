@@ -10,7 +10,7 @@ with log p(x|s) = log p(s|x) − prior·log p(s), up to what all paths share.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -213,32 +213,34 @@ INSERTION_PENALTIES = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0)
 
 def tuned(
     decoder: Decoder,
-    log_likelihoods: Mapping[str, ArrayLike],
+    lots: Iterable[Mapping[str, ArrayLike]],
     references: Mapping[str, str],
     workers: int | None = None,
 ) -> tuple[Decoder, list[Trial]]:
     """The decoder with the fewest errors on a validation set, over acoustic scales and then insertion penalties; and all trials.
 
-    The language model's scale stays: only its ratio to the acoustic scale matters. Among equals the middle one is taken, where
-    the plateau is safest.
+    `lots` are log likelihoods of some utterances at a time; they are gone through twice. The language model's scale stays, for
+    what is tuned is its ratio to the acoustic scale; transitions, which neither scales, weigh little. Among equals the middle
+    one is taken, where the plateau is safest.
     """
     scales = [replace(decoder.scales, acoustic=acoustic) for acoustic in ACOUSTIC_SCALES]
-    first = _trials(decoder, scales, log_likelihoods, references, workers)
+    first = _trials(decoder, scales, lots, references, workers)
     scales = [replace(_best(first), insertion_penalty=penalty) for penalty in INSERTION_PENALTIES]
-    second = _trials(decoder, scales, log_likelihoods, references, workers)
+    second = _trials(decoder, scales, lots, references, workers)
     return replace(decoder, scales=_best(second)), first + second
 
 
 def _trials(
     decoder: Decoder,
     settings: Sequence[Scales],
-    log_likelihoods: Mapping[str, ArrayLike],
+    lots: Iterable[Mapping[str, ArrayLike]],
     references: Mapping[str, str],
     workers: int | None,
 ) -> list[Trial]:
     decoders = [replace(decoder, scales=scales) for scales in settings]
-    # All scales at once, so that utterances travel to the processes once.
-    found = in_processes(_decode_share, _as_arrays(log_likelihoods), workers, decoders)
+    found: dict[str, list[Hypothesis]] = {}
+    for lot in lots:  # all scales at once, so that utterances travel to the processes once
+        found |= in_processes(_decode_share, _as_arrays(lot), workers, decoders)
     wers = [
         score(references, {name: hypotheses[i].words for name, hypotheses in found.items()}).wer
         for i in range(len(settings))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from roundelay.errors import DataError
 from roundelay.speech.audio import AudioError, audio_length_s, read_audio
 from roundelay.speech.corpus import Corpus, Problems, Utterance
 from roundelay.speech.lexicon import Lexicon
@@ -120,4 +121,6 @@ def _listen(corpus: Corpus, utterance: Utterance, *, listen: bool) -> _Heard:
         audio = read_audio(utterance.audio, utterance.channel, utterance.start_s, utterance.duration_s)
     except AudioError as error:
         return _Heard(problems=((error.kind, f"{utterance.id}: {error.detail}"),))
+    except DataError as error:
+        return _Heard(problems=(("no features", f"{utterance.id}: {error}"),))
     return _Heard(audio.duration_s, audio.rate_Hz, tuple((flaw, utterance.id) for flaw in audio.flaws))

@@ -11,12 +11,12 @@ from typing import Any
 
 from roundelay.errors import SpeechError
 from roundelay.speech.corpora.manifest import manifest
-from roundelay.speech.corpus import Utterance
+from roundelay.speech.corpus import Problems, Utterance
 from roundelay.speech.features import SHIFT_S
-from roundelay.speech.hub5 import Turn, hub5
+from roundelay.speech.hub5 import PARTS, Turn, hub5
 from roundelay.speech.prepare import corpus_of
 from roundelay.speech.recognise import Recogniser, frames_of, references
-from roundelay.speech.score import score, write_scores
+from roundelay.speech.score import Score, score, write_scores
 from roundelay.speech.segments import Segments, write_ctm
 from roundelay.training.finished import FinishedRun
 
@@ -24,13 +24,15 @@ from roundelay.training.finished import FinishedRun
 def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, Any]:
     """WER and what belongs to it of one split of the run's corpus, or of the manifest folder `data`.
 
-    Writes recogs-*.txt, errs-*.txt, words-*.ctm and evaluation-*.json into the run. `real_time_factor` is the time of network
-    and search over that of the speech, on all processors that this process may use.
+    Writes recogs-*.txt, errs-*.txt, words-*.ctm and evaluation-*.json into the run, and problems-*.txt if there are any.
+    `real_time_factor` is the time of network and search over that of the speech, on all processors that this process may use.
     """
     recogniser = Recogniser.of_run(FinishedRun.read(run))
     corpus = manifest(data) if data else corpus_of(recogniser.config)
     chosen = corpus.split(split)
-    frames = frames_of(corpus, chosen, recogniser.config)
+    problems = Problems()
+    frames = frames_of(corpus, chosen, recogniser.config, problems)
+    recogniser.prepare()
     began = time.perf_counter()
     said = recogniser.recognised(frames)
     elapsed_s = time.perf_counter() - began
@@ -48,13 +50,25 @@ def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, A
         "real_time_factor": elapsed_s / max(speech_s, SHIFT_S),
         "unknown_words": dict(recogniser.lexicon.unknown(utterance.text for utterance in chosen)),
         "unusable": len(chosen) - len(frames),
+        "problems": problems.counts(),
         "scales": asdict(recogniser.scales),
     }
+    problems.write(run / f"problems-{suffix}.txt")
+    if corpus.stm and split == "test":
+        figures["parts"] = _parts(result)
     if corpus.stm and corpus.glm and split == "test":
         turns = _turns(chosen, times)
         figures["hub5"] = _hub5(turns, corpus.stm, corpus.glm, run / "hub5")
     (run / f"evaluation-{suffix}.json").write_text(json.dumps(figures, indent=2))
     return figures
+
+
+def _parts(result: Score) -> dict[str, float]:
+    """WER of Switchboard and of CallHome by our own scorer, without NIST's rules for what counts as the same word."""
+    return {
+        part: Score(tuple(each for each in result.utterances if each.name.startswith(prefix))).wer
+        for part, prefix in PARTS.items()
+    }
 
 
 def _turns(utterances: Sequence[Utterance], times: Mapping[str, Segments]) -> list[Turn]:

@@ -18,7 +18,7 @@ from roundelay.errors import SpeechError
 from roundelay.speech.segments import Segments
 
 _DEBIAN = Path("/usr/lib/sctk/bin/hubscr.pl")
-_PARTS = {"switchboard": "sw", "callhome": "en"}  # how the names of conversations begin
+PARTS = {"switchboard": "sw", "callhome": "en"}  # how the names of conversations begin
 # | speaker | sentences words | correct substitutions deletions insertions errors sentence errors |
 _ROW = re.compile(r"\|\s*(\S+)\s*\|\s*\d+\s+(\d+)\s*\|\s*(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+\d+\s+\d+\s*\|")
 
@@ -75,7 +75,7 @@ def hub5(turns: Iterable[Turn], stm: str | Path, glm: str | Path, folder: str | 
     program = hubscr().resolve()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(stm, folder / "reference.stm")  # the program writes beside its files
+    (folder / "reference.stm").write_text(scorable(Path(stm).read_text(encoding="latin-1")), encoding="latin-1")
     shutil.copyfile(glm, folder / "mapping.glm")
     write_hub5_ctm(folder / "hypothesis.ctm", turns)
     command = ["perl", str(program), "-p", str(program.parent), "-V", "-l", "english", "-h", "hub5"]
@@ -86,6 +86,15 @@ def hub5(turns: Iterable[Turn], stm: str | Path, glm: str | Path, folder: str | 
         said = (ran.stdout + ran.stderr).strip().splitlines()[-3:]
         raise SpeechError(f"{program.name} failed with {ran.returncode}: {' / '.join(said)}; its files are in {folder}")
     return by_part(report.read_text(encoding="utf-8", errors="replace"))
+
+
+def scorable(stm: str) -> str:
+    """An stm without what hubscr.pl stumbles over in the LDC's: doubled parentheses, and marks of what is said aside.
+
+    >>> scorable("en_4156 A en_4156_A 1.0 2.0 <O,en,F,en-F> ((uh) <B_ASIDE> yes <E_ASIDE> right")
+    'en_4156 A en_4156_A 1.0 2.0 <O,en,F,en-F> (uh)  yes  right'
+    """
+    return re.sub(r"<[be]_aside>", "", stm.replace("((", "(").replace("))", ")"), flags=re.IGNORECASE)
 
 
 def write_hub5_ctm(path: str | Path, turns: Iterable[Turn]) -> None:
@@ -110,7 +119,7 @@ def by_part(raw_report: str) -> dict[str, Hub5Score]:
             continue
         row = Hub5Score(int(words), int(substitutions), int(deletions), int(insertions))
         scores["all"] += row
-        for part, prefix in _PARTS.items():
+        for part, prefix in PARTS.items():
             if speaker.lower().startswith(prefix):
                 scores[part] += row
     if not scores["all"].words:

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from roundelay.errors import SpeechError
+from roundelay.speech.text_files import lines_of
 
 Pronunciation = tuple[str, ...]
 _VARIANT = re.compile(r"(?P<word>.+)\(\d+\)$")
@@ -51,13 +52,14 @@ class Lexicon:
         """A lexicon from a text file: `WORD P1 P2 …` per line.
 
         Further pronunciations stand on lines of their own, as `WORD` again (Kaldi's lexicon.txt) or as `WORD(2)` (CMU, AN4).
-        Entries that are only silence (Kaldi's `!SIL SIL`) are left out, for silence is optional between all words.
+        Entries that are only silence (Kaldi's `!SIL SIL`) are left out, for silence is optional between all words. Comments are
+        lines that begin with `;;;` or `#`, and what follows a lone `#` behind phones (CMU's dictionary).
         """
         prons: dict[str, list[Pronunciation]] = {}
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
-            if not line.strip() or line.startswith(";;;"):
+        for number, line in enumerate(lines_of(path), start=1):
+            if not line.strip() or line.startswith((";;;", "#")):
                 continue
-            word, *phones = line.split()
+            word, *phones = line.partition(" # ")[0].split()
             if not phones:
                 raise SpeechError(f"{path}:{number}: '{word}' has no phones; write: WORD PHONE PHONE …")
             variant = _VARIANT.match(word)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from roundelay.errors import SpeechError, unknown
+from roundelay.speech.text_files import lines_of
 
 BEGIN, END = "<s>", "</s>"
 _NEVER = -99.0  # how ARPA files say that <s> is never predicted
@@ -109,18 +110,17 @@ class NGram:
         """Anyone's ARPA file; what stands before its data mark is a comment, which may well describe sections."""
         grams: list[dict[Gram, Scored]] = []
         started = False
-        with Path(path).open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                text = line.strip()
-                if not started:
-                    started = text == "\\data\\"
-                elif text.endswith("-grams:"):
-                    grams.append({})
-                elif text == "\\end\\":
-                    break
-                elif grams and text:
-                    gram, scored = _parsed(text.split(), len(grams), f"{path}:{number}")
-                    grams[-1][gram] = scored
+        for number, line in enumerate(lines_of(path), start=1):
+            text = line.strip()
+            if not started:
+                started = text == "\\data\\"
+            elif text.endswith("-grams:"):
+                grams.append({})
+            elif text == "\\end\\":
+                break
+            elif grams and text:
+                gram, scored = _parsed(text.split(), len(grams), f"{path}:{number}")
+                grams[-1][gram] = scored
         if not grams or not grams[0]:
             raise SpeechError(f"{path} is no ARPA file: it has no \\data\\ with \\1-grams: below")
         return cls(tuple(grams))

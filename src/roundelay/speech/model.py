@@ -60,7 +60,7 @@ class AcousticModel(nn.Module):
         if lengths_B is None:
             hidden_BTH, _ = self.lstm(frames_BTF)
         else:
-            packed = pack_padded_sequence(frames_BTF, lengths_B, batch_first=True, enforce_sorted=False)
+            packed = pack_padded_sequence(frames_BTF, lengths_B.cpu(), batch_first=True, enforce_sorted=False)
             hidden_BTH, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
         return cast(Tensor, self.output(self.bottleneck(self.dropout(hidden_BTH))))
 

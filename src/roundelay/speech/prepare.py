@@ -15,7 +15,7 @@ from roundelay.errors import ConfigError, DataError, unknown
 from roundelay.speech.augment import AugmentConfig
 from roundelay.speech.cache import cache_folder, find_corpus, fingerprint, locked, state_of
 from roundelay.speech.corpora.catalogue import FOUND, GIVEN, NAMES, corpus
-from roundelay.speech.corpus import Corpus, Utterance
+from roundelay.speech.corpus import Corpus, Problems, Utterance
 from roundelay.speech.feature_set import FeatureSet, features, features_key
 from roundelay.speech.features import FeatureConfig
 from roundelay.speech.flat_start import Spoken, aligned_alike, flat_start
@@ -61,7 +61,8 @@ class SpeechConfig(TaskConfig):
         labels: given: from the corpus's phone times; flat-start: from transcripts alone; pdfs: Kaldi's alignments, in the
             states of its tree; or a folder with phones.ctm, such as `roundelay align` writes.
         states: of the HMM; 0: three for each phone, or those of Kaldi's tree; else tied triphones, so many at most.
-        window: frames of a training sample; 21 in the papers.
+        window: frames of a training sample; 21 in the papers; 0: whole utterances.
+        allow_pipes: run the commands in Kaldi's wav.scp; only if you trust them.
     """
 
     corpus: str = "synth"
@@ -69,7 +70,8 @@ class SpeechConfig(TaskConfig):
     hours: float = at_least(0.0, 0.5)
     labels: str = GIVEN_TIMES
     states: int = at_least(0, 0)
-    window: int = at_least(1, 21)
+    window: int = at_least(0, 21)
+    allow_pipes: bool = False
     features: FeatureConfig = field(default_factory=FeatureConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -119,6 +121,24 @@ class Prepared:
     log_priors: Floats
     self_loops: Floats
 
+    @cached_property
+    def problems(self) -> Problems:
+        """What is wrong with the corpus, and which training utterances are of no use; copies at other speeds do not count."""
+        known = set(self.corpus.problems.cases)
+        copies = {utterance.id for utterance in self.corpus.utterances if utterance.speed != 1.0}
+        found = Problems(self.corpus.problems.cases)
+        for kind, line in self.features.problems.cases:
+            if line.partition(":")[0] not in copies:
+                found.add(kind, line)
+        for utterance in self.corpus.split("train"):
+            if utterance.id in self.features and utterance.id not in copies:
+                if unknown_words := self.lexicon.unknown([utterance.text]):
+                    found.add("words outside the lexicon", f"{utterance.id}: {' '.join(unknown_words)}")
+                unlabelled = self.labels_N[self.features.rows(utterance.id)[0]] == UNLABELLED
+                if unlabelled and ("not aligned", utterance.id) not in known:
+                    found.add("no labels", utterance.id)
+        return found
+
     def spans(self, split: str) -> list[tuple[int, int]]:
         """Rows of the utterances of a split whose states are known."""
         if split not in self.corpus.splits:
@@ -129,7 +149,7 @@ class Prepared:
 
 def prepared(config: SpeechConfig) -> Prepared:
     """What there is in the cache, or is made now; learners that come meanwhile wait for the first."""
-    speech = corpus_of(config)
+    speech = _with_times(config)
     lexicon = lexicon_of(speech)
     feature_set = features(speech, config.features)
     folder = cache_folder("labels") / f"{speech.name}-{_key(config, speech, lexicon)}"
@@ -140,19 +160,48 @@ def prepared(config: SpeechConfig) -> Prepared:
     states = json.loads((folder / "states.json").read_text())
     priors, loops = (np.array(states[name], dtype=np.float32) for name in ("log_priors", "self_loops"))
     labels_N: Ints = np.load(folder / "labels.npy", mmap_mode="r")
-    return Prepared(speech, feature_set, lexicon, tying_from_json(states["tying"]), labels_N, priors, loops)
+    tying = tying_from_json(states["tying"])
+    strange = sorted(set(lexicon.phones).difference(tying.phones))
+    if speech.lexicon and strange:
+        raise DataError(f"the lexicon {speech.lexicon} has phones that the tree of states lacks: {' '.join(strange)}")
+    return Prepared(speech, feature_set, lexicon, tying, labels_N, priors, loops)
 
 
 def corpus_of(config: SpeechConfig) -> Corpus:
     """The corpus that a configuration names, with copies at other speeds if it wants them."""
+    return _with_copies(_found(config), config)
+
+
+def _with_times(config: SpeechConfig) -> Corpus:
+    """The same with the phone times of `config.labels`, which the copies have too; utterances without them lose theirs."""
+    found = _found(config)
+    if found.frames and config.augment.bins:
+        raise ConfigError(
+            f"settings.augment.bins hides bins of our own mel bank, but the features of {found.name} are Kaldi's; set it to 0"
+        )
+    if config.labels not in (GIVEN_TIMES, FLAT_START, PDFS):
+        found = found.realigned(read_ctm(Path(config.labels) / "phones.ctm"))
+    return _with_copies(found, config)
+
+
+def _found(config: SpeechConfig) -> Corpus:
     if config.corpus == "synth" and not config.data:
         from roundelay.speech.synth.generate import synth
         from roundelay.speech.synth.shard import SynthConfig
 
-        found = synth(SynthConfig(hours=config.hours))
-    else:
-        found = corpus(config.corpus, _data(config))
-    return found.speed_perturbed(config.augment.speeds) if config.augment.speeds else found
+        return synth(SynthConfig(hours=config.hours))
+    return corpus(config.corpus, _data(config), allow_pipes=config.allow_pipes)
+
+
+def _with_copies(found: Corpus, config: SpeechConfig) -> Corpus:
+    if not config.augment.speeds:
+        return found
+    if found.frames or found.appended or config.labels == PDFS:
+        raise ConfigError(
+            f"settings.augment.speeds needs features and labels of our own, but those of {found.name} are Kaldi's, "
+            "of one speed; leave speeds empty, or make the copies in Kaldi"
+        )
+    return found.speed_perturbed(config.augment.speeds)
 
 
 def _data(config: SpeechConfig) -> Path | None:
@@ -160,10 +209,10 @@ def _data(config: SpeechConfig) -> Path | None:
 
 
 def lexicon_of(speech: Corpus) -> Lexicon:
-    """The corpus's lexicon; without one, words are pronounced letter by letter."""
+    """The corpus's lexicon; without one, the words of the training split, pronounced letter by letter."""
     if speech.lexicon:
         return Lexicon.read(speech.lexicon)
-    return Lexicon({word: [tuple(word)] for utterance in speech.utterances for word in utterance.text.split()})
+    return Lexicon({word: [tuple(word)] for utterance in speech.split("train") for word in utterance.text.split()})
 
 
 def language_model(config: LmConfig, speech: Corpus, lexicon: Lexicon) -> NGram:
@@ -176,12 +225,11 @@ def language_model(config: LmConfig, speech: Corpus, lexicon: Lexicon) -> NGram:
 
 def _key(config: SpeechConfig, speech: Corpus, lexicon: Lexicon) -> str:
     said = [(utterance.id, utterance.text, utterance.split, utterance.phones) for utterance in speech.utterances]
-    times = state_of(Path(config.labels) / "phones.ctm")
     words = [(entry.word, entry.phones) for entry in lexicon.entries()]
     pdfs: tuple[object, ...] = ()
     if config.labels == PDFS and speech.pdfs and speech.tree:
         pdfs = speech.pdfs.fingerprint(), state_of(speech.tree), state_of(speech.tree.with_name("phones.txt"))
-    made_of = (config.labels, times, config.states, pdfs, said, words)
+    made_of = (config.labels, config.states, pdfs, said, words)
     return fingerprint(VERSION, features_key(speech, config.features), *made_of)
 
 
@@ -236,14 +284,11 @@ class _States:
         return [utterance for utterance in self.speech.split(split) if utterance.id in self.features]
 
     def _from_times(self) -> dict[str, Ints]:
-        usable = [utterance for split in self.speech.splits for utterance in self._usable(split)]
-        times = {utterance.id: utterance.phones for utterance in usable}
-        if self.config.labels != GIVEN_TIMES:
-            times |= dict(read_ctm(Path(self.config.labels) / "phones.ctm"))
         labels = {
-            utterance.id: frame_labels(phones, len(self.features[utterance.id]), self._monophones)
-            for utterance in usable
-            if (phones := times[utterance.id])
+            utterance.id: frame_labels(utterance.phones, len(self.features[utterance.id]), self._monophones)
+            for split in self.speech.splits
+            for utterance in self._usable(split)
+            if utterance.phones
         }
         if not self._train(labels):
             raise DataError(
@@ -268,7 +313,10 @@ class _States:
         labels: dict[str, Ints] = {}
         for utterance in self.speech.utterances:
             if utterance.id in self.features and utterance.id in self.speech.pdfs:
-                pdfs_T = self.speech.pdfs[utterance.id]
+                try:
+                    pdfs_T = self.speech.pdfs[utterance.id]
+                except DataError:
+                    continue  # it costs this utterance only, which is counted as one without labels
                 if len(pdfs_T) == len(self.features[utterance.id]) and pdfs_T.min() >= 0 and pdfs_T.max() < len(states):
                     labels[utterance.id] = states[pdfs_T]
         if not self._train(labels):

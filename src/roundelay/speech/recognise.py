@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from roundelay.errors import ConfigError
+from roundelay.errors import ConfigError, DataError
 from roundelay.speech.align import aligned, alignment_graphs
-from roundelay.speech.corpus import Corpus, Utterance
+from roundelay.speech.corpus import Corpus, Problems, Utterance
 from roundelay.speech.decode import Decoder, Hypothesis, Scales, decode_all, log_likelihoods, tuned, word_times
 from roundelay.speech.feature_set import features
 from roundelay.speech.features import speaker_features
@@ -35,6 +35,8 @@ from roundelay.speech.tree import tying_from_json
 from roundelay.training.finished import FinishedRun
 
 log = logging.getLogger("roundelay")
+
+NUMBERS_AT_ONCE = 2**28  # frames × states whose likelihoods are in memory together: 1 GiB, and as much for copies
 
 FOLDER = "recogniser"
 STATES, LEXICON, ARPA, SCALES = "states.json", "lexicon.txt", "lm.arpa", "scales.json"
@@ -59,6 +61,7 @@ class Recogniser:
     lm: NGram
     log_priors: Floats
     self_loops: Floats
+    features: int  # of a frame
     scales: Scales = field(default_factory=Scales)
 
     @classmethod
@@ -75,7 +78,7 @@ class Recogniser:
         priors, loops = (np.array(states[name], dtype=np.float32) for name in ("log_priors", "self_loops"))
         module = run.with_weights(AcousticModel(states["features"], tying.num_states, config.model))
         lexicon, lm = Lexicon.read(folder / LEXICON, tying.silence), NGram.read(folder / ARPA)
-        return cls(module, config, tying, lexicon, lm, priors, loops)._with_scales(folder)
+        return cls(module, config, tying, lexicon, lm, priors, loops, states["features"])._with_scales(folder)
 
     def _with_scales(self, folder: Path) -> Recogniser:
         """Those tuned before, or now on the validation split of the run's corpus, if it has one."""
@@ -85,12 +88,15 @@ class Recogniser:
                 return self
             log.info("tuning the scales on the validation split, once")
             chosen = corpus.split("valid")
-            decoder, trials = tuned(
-                self._decoder, self.log_likelihoods(frames_of(corpus, chosen, self.config)), references(chosen)
-            )
+            frames = frames_of(corpus, chosen, self.config)
+            decoder, trials = tuned(self._decoder, self._lots(frames), references(chosen))
             record = {"scales": asdict(decoder.scales), "trials": [asdict(trial) for trial in trials]}
             (folder / SCALES).write_text(json.dumps(record, indent=2))
         return replace(self, scales=Scales(**json.loads((folder / SCALES).read_text())["scales"]))
+
+    def prepare(self) -> None:
+        """Make the graph now, which takes a while, and not when it is first needed."""
+        self._decoder  # noqa: B018  # a cached property
 
     @cached_property
     def _decoder(self) -> Decoder:
@@ -98,12 +104,28 @@ class Recogniser:
 
     def log_likelihoods(self, frames: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
         """log p(x|s) of whole utterances, up to what all states share."""
+        for name, frames_TF in frames.items():
+            if frames_TF.shape[1] != self.features:
+                raise DataError(
+                    f"'{name}' has {frames_TF.shape[1]} features a frame, and the network was trained on {self.features}: with "
+                    "features of Kaldi's, perhaps, which other audio does not bring along"
+                )
         scores = log_posteriors(self.module, frames)
         return {name: log_likelihoods(scores_TS, self.log_priors) for name, scores_TS in scores.items()}
 
+    def _lots(self, frames: Mapping[str, NDArray[Any]]) -> Iterable[Mapping[str, Floats]]:
+        """The likelihoods of some utterances at a time, as many as memory has room for; may be gone through again."""
+        lots = _lots_of(frames, NUMBERS_AT_ONCE // self.tying.num_states)
+        if len(lots) == 1:
+            return [self.log_likelihoods(lots[0])]
+        return _Again(lambda: map(self.log_likelihoods, lots))
+
     def recognised(self, frames: Mapping[str, NDArray[Any]], workers: int | None = None) -> dict[str, Hypothesis]:
         """What was said in each utterance."""
-        return decode_all(self._decoder, self.log_likelihoods(frames), workers)
+        said: dict[str, Hypothesis] = {}
+        for lot in self._lots(frames):
+            said |= decode_all(self._decoder, lot, workers)
+        return said
 
     def word_times(self, hypothesis: Hypothesis) -> Segments:
         """When each of its words was said."""
@@ -112,19 +134,44 @@ class Recogniser:
     def times(self, frames: Mapping[str, NDArray[Any]], texts: Mapping[str, str]) -> Times:
         """When what is known to be said was said: the best path through the states of each text."""
         graphs, failed = alignment_graphs({name: texts[name] for name in frames}, self.lexicon, self.tying)
-        scores = self.log_likelihoods({name: frames[name] for name in graphs})
-        found = aligned(scores, graphs, self.self_loops, self.scales.acoustic)
-        phones = {name: phone_segments(states_T, self.tying) for name, states_T in found.labels.items()}
-        words = {
-            name: self.word_times(Hypothesis(tuple(texts[name].split()), states_T, 0.0, complete=True))
-            for name, states_T in found.labels.items()
-        }
-        return Times(phones, words, failed | found.failed)
+        phones: dict[str, Segments] = {}
+        words: dict[str, Segments] = {}
+        for lot in self._lots({name: frames[name] for name in graphs}):
+            found = aligned(lot, {name: graphs[name] for name in lot}, self.self_loops, self.scales.acoustic)
+            failed |= found.failed
+            for name, states_T in found.labels.items():
+                said = Hypothesis(tuple(texts[name].split()), states_T, 0.0, complete=True)
+                phones[name], words[name] = phone_segments(states_T, self.tying), self.word_times(said)
+        return Times(phones, words, failed)
+
+
+class _Again:
+    """What is made anew whenever it is gone through."""
+
+    def __init__(self, make: Callable[[], Iterator[Mapping[str, Floats]]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Mapping[str, Floats]]:
+        return self._make()
+
+
+def _lots_of(frames: Mapping[str, NDArray[Any]], most: int) -> list[dict[str, NDArray[Any]]]:
+    """Utterances in their order, in lots of `most` frames at most, or of one utterance."""
+    lots: list[dict[str, NDArray[Any]]] = []
+    room = 0
+    for name, frames_TF in frames.items():
+        if len(frames_TF) > room:
+            lots.append({})
+            room = most
+        lots[-1][name] = frames_TF
+        room -= len(frames_TF)
+    return lots
 
 
 def leave(ready: Prepared, config: SpeechConfig, folder: Path) -> None:
-    """Write what a recogniser needs beside the network; states.json comes last."""
+    """Write what a recogniser needs beside the network; states.json comes last. Scales are tuned again for a new network."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / SCALES).unlink(missing_ok=True)
     ready.lexicon.write(folder / LEXICON)
     language_model(config.lm, ready.corpus, ready.lexicon).write(folder / ARPA)
     states = {
@@ -136,9 +183,13 @@ def leave(ready: Prepared, config: SpeechConfig, folder: Path) -> None:
     (folder / STATES).write_text(json.dumps(states))
 
 
-def frames_of(corpus: Corpus, utterances: Sequence[Utterance], config: SpeechConfig) -> dict[str, NDArray[Any]]:
-    """T×F of those utterances whose audio can be used."""
+def frames_of(
+    corpus: Corpus, utterances: Sequence[Utterance], config: SpeechConfig, problems: Problems | None = None
+) -> dict[str, NDArray[Any]]:
+    """T×F of those utterances whose audio can be used; what is wrong with the corpus is added to `problems`."""
     found = features(corpus, config.features)
+    if problems is not None:
+        problems.cases.extend((*corpus.problems.cases, *found.problems.cases))
     return {utterance.id: found[utterance.id] for utterance in utterances if utterance.id in found}
 
 

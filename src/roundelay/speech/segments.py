@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundelay.errors import DataError
+from roundelay.speech.text_files import lines_of
 
 FRAME_SHIFT_S = 0.01
 
@@ -58,16 +59,14 @@ def segments(rows: Iterable[tuple[str, float, float]]) -> Segments:
 def read_ctm(path: Path) -> dict[str, Segments]:
     """The segments of each utterance of a CTM: utterance, channel, start, duration, symbol, and whatever follows."""
     rows: dict[str, list[tuple[str, float, float]]] = {}
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip() or line.startswith(("#", ";;")):
-                continue
-            fields = line.split()
-            try:
-                utterance, _, start, duration, symbol = fields[:5]
-                rows.setdefault(utterance, []).append((symbol, float(start), float(duration)))
-            except ValueError as error:
-                raise DataError(f"{path}:{number} is no line of a CTM: '{line.strip()}'") from error
+    for number, line in enumerate(lines_of(path), 1):
+        if not line.strip() or line.startswith(("#", ";;")):
+            continue
+        try:
+            utterance, _, start, duration, symbol = line.split()[:5]
+            rows.setdefault(utterance, []).append((symbol, float(start), float(duration)))
+        except ValueError as error:
+            raise DataError(f"{path}:{number} is no line of a CTM: '{line.strip()}'") from error
     return {name: segments(sorted(table, key=lambda row: row[1])) for name, table in rows.items()}
 
 

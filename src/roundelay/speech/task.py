@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -15,18 +18,22 @@ from roundelay.speech import prepare
 from roundelay.speech.augment import masked
 from roundelay.speech.model import AcousticModel
 from roundelay.speech.prepare import UNLABELLED, Prepared, SpeechConfig, prepared
-from roundelay.speech.windows import Rows, Windows, windows_of
+from roundelay.speech.windows import Rows, Whole, Windows, windows_of
+from roundelay.training import rundir
 from roundelay.training.task import Task
 
-EVALUATION_BATCH = 256  # windows
+EVALUATION_BATCH, WHOLE_AT_ONCE = 256, 8  # windows, and whole utterances
 
-FramesAndStates = tuple[Tensor, Tensor]  # frames_BTF and states_BT; UNLABELLED does not count
+Frames = tuple[
+    Tensor, ...
+]  # frames_BTF and states_BT, of which UNLABELLED do not count; of whole utterances their lengths_B
+log = logging.getLogger("roundelay")
 
 
 class Speech(Task):
-    """A hybrid acoustic model: frame cross-entropy −log p(s|x) over windows of an aligned corpus.
+    """A hybrid acoustic model: frame cross-entropy −log p(s|x) over windows of an aligned corpus, or whole utterances of it.
 
-    A sample of training is a window; the samples that `evaluate` counts are frames.
+    A sample of training is a window or an utterance; the samples that `evaluate` counts are frames.
     """
 
     Config = SpeechConfig
@@ -35,6 +42,9 @@ class Speech(Task):
     def __init__(self, config: SpeechConfig, seed: int) -> None:
         super().__init__(config, seed)
         self.prepared: Prepared = prepared(config)
+        if multiprocessing.parent_process() is None:  # once, and not in every process of its loader
+            for line in self.prepared.problems.summary():
+                log.warning("%s: %s", self.prepared.corpus.name, line)
         self._windows = self._windows_of("train")
 
     def __reduce__(self) -> tuple[type[Speech], tuple[SpeechConfig, int]]:
@@ -45,7 +55,7 @@ class Speech(Task):
         """Raise ConfigError for settings that cannot work."""
         prepare.check(config)
 
-    def _windows_of(self, split: str) -> Windows:
+    def _windows_of(self, split: str) -> Windows | Whole:
         return windows_of(self.prepared.spans(split), self.config.window)
 
     def __len__(self) -> int:
@@ -57,33 +67,36 @@ class Speech(Task):
             torch.manual_seed(self.seed)
             return AcousticModel(self.prepared.features.dimension, self.prepared.tying.num_states, self.config.model)
 
-    def batch(self, samples: Sequence[int], generator: torch.Generator) -> FramesAndStates:
+    def batch(self, samples: Sequence[int], generator: torch.Generator) -> Frames:
         """Windows, shifted and masked at random."""
         most = self.config.augment.shift
         shift = torch.randint(-most, most + 1, (len(samples),), generator=generator).numpy() if most else None
-        frames_BTF, states_BT = self._gathered(*self._windows.rows(np.asarray(samples), shift))
-        return masked(frames_BTF, self.config.features.bins, self.config.augment, generator), states_BT
+        frames_BTF, *others = self._gathered(*self._windows.rows(np.asarray(samples), shift))
+        return masked(frames_BTF, self.config.features.bins, self.config.augment, generator), *others
 
-    def _gathered(self, rows_BT: Rows, counts_BT: Any) -> FramesAndStates:  # noqa: ANN401  # a NumPy array
+    def _gathered(self, rows_BT: Rows, counts_BT: NDArray[np.bool_]) -> Frames:
         frames_BTF = self.prepared.features.frames_NF[rows_BT].astype(np.float32)
         states_BT = np.where(counts_BT, self.prepared.labels_N[rows_BT], UNLABELLED).astype(np.int64)
-        return torch.from_numpy(frames_BTF), torch.from_numpy(states_BT)
+        gathered = torch.from_numpy(frames_BTF), torch.from_numpy(states_BT)
+        return gathered if self.config.window else (*gathered, torch.from_numpy(counts_BT.sum(axis=1)))
 
-    def loss(self, module: nn.Module, batch: FramesAndStates) -> Tensor:
+    def loss(self, module: nn.Module, batch: Frames) -> Tensor:
         """Cross-entropy per frame."""
-        frames_BTF, states_BT = batch
-        return cross_entropy(module(frames_BTF).flatten(0, 1), states_BT.flatten(), ignore_index=UNLABELLED)
+        frames_BTF, states_BT, *lengths_B = batch
+        logits = module(frames_BTF, *lengths_B).flatten(0, 1)
+        return cross_entropy(logits, states_BT.flatten(), ignore_index=UNLABELLED)
 
     def evaluate(self, module: nn.Module, split: str, part: int = 0, parts: int = 1) -> dict[str, float]:
-        """Frames, their cross-entropy, and how many of them get the right state; in windows as in training."""
+        """Frames, their cross-entropy, and how many of them get the right state; in windows if training is."""
         windows = self._windows_of(split)
         device = next(module.parameters()).device
         sums = dict.fromkeys(("samples", "loss", "accuracy"), 0.0)
         chosen = np.arange(part, len(windows), parts)
-        for first in range(0, len(chosen), EVALUATION_BATCH):
-            which = chosen[first : first + EVALUATION_BATCH]
-            frames_BTF, states_BT = self.to_device(self._gathered(*windows.rows(which)), device)
-            logits, states = module(frames_BTF).flatten(0, 1), states_BT.flatten()
+        at_once = EVALUATION_BATCH if self.config.window else WHOLE_AT_ONCE
+        for first in range(0, len(chosen), at_once):
+            which = chosen[first : first + at_once]
+            frames_BTF, states_BT, *lengths_B = self.to_device(self._gathered(*windows.rows(which)), device)
+            logits, states = module(frames_BTF, *lengths_B).flatten(0, 1), states_BT.flatten()
             sums["samples"] += float((states != UNLABELLED).sum())
             sums["loss"] += float(cross_entropy(logits, states, ignore_index=UNLABELLED, reduction="sum"))
             sums["accuracy"] += float((logits.argmax(1) == states).sum())
@@ -94,6 +107,7 @@ class Speech(Task):
         from roundelay.speech.recognise import FOLDER, leave
 
         leave(self.prepared, self.config, run / FOLDER)
+        self.prepared.problems.write(run / rundir.PROBLEMS)
 
     @classmethod
     def evaluate_run(cls, run: Path, split: str, data: Path | None = None) -> dict[str, Any]:

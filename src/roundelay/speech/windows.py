@@ -1,4 +1,4 @@
-"""Training samples: windows of equal length cut from utterances, none of them across two.
+"""Training samples: windows of equal length cut from utterances, none of them across two; or whole utterances.
 
 Utterances lie one after the other in an array of frames; a window is given by rows of that array. The windows of an utterance
 tile it; the last one ends where the utterance ends, so that all are full and nothing needs padding. Frames that it shares
@@ -54,9 +54,33 @@ class Windows:
         return np.minimum(rows_BT, end_B[:, None] - 1), counts_BT
 
 
-def windows_of(utterances: Iterable[tuple[int, int]], size: int) -> Windows:
-    """The windows that tile utterances, each given by its first row and its last + 1."""
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """Utterances as they are; the last row is repeated in those that are shorter than others of their batch.
+
+    >>> rows, counts = windows_of([(0, 3), (3, 5)], size=0).rows(np.array([0, 1]))
+    >>> rows.tolist(), counts.sum(axis=1).tolist()
+    ([[0, 1, 2], [3, 4, 4]], [3, 2])
+    """
+
+    begin_W: Rows
+    end_W: Rows
+
+    def __len__(self) -> int:
+        return len(self.begin_W)
+
+    def rows(self, which: NDArray[Any], shift: NDArray[Any] | None = None) -> tuple[Rows, NDArray[np.bool_]]:
+        """Rows of some utterances, and which of them count; there is nothing to shift."""
+        begin_B, end_B = self.begin_W[which], self.end_W[which]
+        rows_BT = begin_B[:, None] + np.arange((end_B - begin_B).max(initial=0))
+        return np.minimum(rows_BT, end_B[:, None] - 1), rows_BT < end_B[:, None]
+
+
+def windows_of(utterances: Iterable[tuple[int, int]], size: int) -> Windows | Whole:
+    """The windows that tile utterances, each given by its first row and its last + 1; with size 0 they are left whole."""
     spans = np.array([span for span in utterances if span[1] > span[0]], dtype=np.int64).reshape(-1, 2)
+    if not size:
+        return Whole(spans[:, 0], spans[:, 1])
     tiles = -(-(spans[:, 1] - spans[:, 0]) // size)
     begin_W, end_W = (np.repeat(column, tiles) for column in spans.T)
     number_W = np.arange(len(begin_W)) - np.repeat(np.cumsum(tiles) - tiles, tiles)

@@ -32,6 +32,7 @@ CONFIG, MACHINE, METRICS, RESULTS, MODEL = (
     "model.safetensors",
 )
 RENDEZVOUS = "rendezvous.json"
+PROBLEMS = "problems.txt"  # of the data, one on each line; written by tasks that find some
 
 
 def begin(folder: Path, config: Config, command: str) -> None:

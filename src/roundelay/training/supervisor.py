@@ -231,6 +231,10 @@ class Supervisor:
                 say(f"mean model, {split}: {figures}\n")
             for number, reason in self._failed.items():
                 say(f"learner {number} was lost on the way ({reason}); its log: '{self._logs[number]}'\n")
+            problems = self.folder / rundir.PROBLEMS
+            if problems.is_file():
+                count = len(problems.read_text(encoding="utf-8").splitlines())
+                say(f"{count} problems with the data, one line each: '{problems}'\n")
             say(f"finished in {results['elapsed_s']:.1f} s: {self.folder / rundir.MODEL}\n")
             return 0
         if self._stopping:

@@ -6,12 +6,15 @@ import os
 
 import numpy as np
 import pytest
+from sounds import noise, save
 
 from roundelay.errors import DataError
 from roundelay.speech.audio import utterance_audio
 from roundelay.speech.corpora.an4 import an4
+from roundelay.speech.describe import summary
 from roundelay.speech.features import FeatureConfig, log_mel, speaker_features
 from roundelay.speech.hmm import Monophones, frame_labels
+from roundelay.speech.lexicon import Lexicon
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +62,49 @@ def test_phone_times_cover_all_frames_but_the_last_few(corpus):
     assert found.problems == []
     for utterance, frames_TF in zip(utterances, found.frames, strict=True):
         assert abs(round(utterance.phones.end_s * 100) - len(frames_TF)) <= 2
+
+
+@pytest.fixture
+def cmus(tmp_path, monkeypatch):
+    """A miniature of an4_sphere.tar.gz."""
+    monkeypatch.setenv("ROUNDELAY_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "an4"
+    (root / "etc").mkdir(parents=True)
+    train = {"an251-fash-b": "<s> YES </s>", "an253-fash-b": "<s> GO </s>", "cen5-mblw-b": "<s> GO YES </s>"}
+    for name in train:
+        save(root / "wav" / "an4_clstk" / name.split("-")[1] / f"{name}.sph", noise(0.5))
+    save(root / "wav" / "an4test_clstk" / "fcaw" / "an406-fcaw-b.sph", noise(0.5))
+    (root / "etc" / "an4_train.transcription").write_text("".join(f"{text} ({id})\n" for id, text in train.items()))
+    (root / "etc" / "an4_test.transcription").write_text("GO GO (an406-fcaw-b)\nYES (an407-fcaw-b)\n")
+    (root / "etc" / "an4.dic").write_text("GO  G OW\nYES  Y EH S\n")
+    return root
+
+
+def test_the_corpus_as_cmu_ships_it_is_read(cmus):
+    corpus = an4(cmus)
+    assert [(each.id, each.split, each.speaker, each.text) for each in corpus.utterances] == [
+        ("an251-fash-b", "train", "fash", "YES"),
+        ("an253-fash-b", "train", "fash", "GO"),
+        ("cen5-mblw-b", "valid", "mblw", "GO YES"),
+        ("an406-fcaw-b", "test", "fcaw", "GO GO"),
+        ("an407-fcaw-b", "test", "wav", "YES"),
+    ]
+    assert Lexicon.read(corpus.lexicon).words == ("GO", "YES")
+    assert summary(corpus).problems == {"missing file": 1}
+
+
+def test_some_speakers_of_cmus_training_set_are_held_out(cmus):
+    for number in range(20):
+        save(cmus / "wav" / "an4_clstk" / f"s{number:02}" / f"an1-s{number:02}-b.sph", noise(0.1))
+    with (cmus / "etc" / "an4_train.transcription").open("a") as transcripts:
+        transcripts.writelines(f"<s> GO </s> (an1-s{number:02}-b)\n" for number in range(20))
+    corpus = an4(cmus)
+    held_out = {utterance.speaker for utterance in corpus.split("valid")}
+    assert len(held_out) == 3
+    assert not held_out & {utterance.speaker for utterance in corpus.split("train")}
+
+
+def test_a_transcript_that_is_none_is_told(cmus):
+    (cmus / "etc" / "an4_test.transcription").write_text("GO GO\n")
+    with pytest.raises(DataError, match=r"an4_test\.transcription:1 is no transcript"):
+        an4(cmus)

@@ -10,8 +10,10 @@ from sounds import noise, save
 from roundelay.errors import DataError
 from roundelay.speech.audio import utterance_audio
 from roundelay.speech.corpora.kaldi import kaldi
+from roundelay.speech.describe import summary
 from roundelay.speech.feature_set import features, features_key
 from roundelay.speech.features import FeatureConfig, log_mel
+from roundelay.speech.prepare import SpeechConfig, corpus_of
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +84,8 @@ def test_a_pipe_is_refused_unless_allowed(tmp_path):
     assert not mark.exists()
     allowed = kaldi(folder, allow_pipes=True)
     assert mark.exists()
+    config = SpeechConfig(corpus="kaldi", data=str(folder), allow_pipes=True)
+    assert [utterance.id for utterance in corpus_of(config).utterances] == ["u1", "u2", "u3"]
     np.testing.assert_allclose(utterance_audio(allowed["u1"]).samples, noise(), atol=1e-4)
 
 
@@ -95,7 +99,8 @@ def test_what_is_missing_is_counted(tmp_path):
     path = save(tmp_path / "a.wav", noise())
     folder = write(tmp_path / "test", wav_scp=f"u1 {path}\nu2 gone.wav\n", text="u1\nu2 B\nu3 C\n")
     corpus = kaldi(folder)
-    assert corpus.problems.counts() == {"missing file": 1, "no text": 1, "no recording": 2}
+    assert corpus.problems.counts() == {"no text": 1, "no recording": 1}
+    assert summary(corpus).problems == {"no text": 1, "no recording": 1, "missing file": 1}
 
 
 def test_what_is_no_data_directory_is_told(tmp_path):
@@ -188,3 +193,25 @@ def test_an_archive_that_is_not_there_is_named(tmp_path):
     folder = write(tmp_path / "train", text="u0 A\n", feats_scp="u0 gone.ark:12\n")
     with pytest.raises(DataError, match=r"cannot read 'u0' of feats\.scp"):
         features(kaldi(folder), workers=1)
+
+
+def test_an_archive_that_breaks_off_costs_its_utterances(tmp_path):
+    folder = write(tmp_path / "train", text="u1 A\nu2 B\nu3 C\n")
+    rows = np.ones((20, 13), np.float32)
+    arks(folder, "feats", {"u1": rows, "u2": np.full_like(rows, np.nan), "u3": rows})
+    whole = (folder / "feats.ark").read_bytes()
+    (folder / "feats.ark").write_bytes(whole[:-100])
+    corpus = kaldi(folder)
+    found = features(corpus, FeatureConfig(), workers=1)
+    assert list(found) == ["u1"]
+    assert [kind for kind, _ in found.problems.cases] == ["no features"] * 2
+    assert summary(corpus).problems == {"no features": 2}
+
+
+def test_state_numbers_that_break_off_are_told(tmp_path):
+    folder = write(tmp_path / "train", text="u1 A\n")
+    arks(folder, "feats", {"u1": np.ones((20, 13), np.float32)})
+    arks(folder, "pdf", {"u1": np.arange(20, dtype=np.int32)})
+    (folder / "pdf.ark").write_bytes((folder / "pdf.ark").read_bytes()[:-7])
+    with pytest.raises(DataError, match=r"cannot read 'u1' of pdf\.scp"):
+        kaldi(folder).pdfs["u1"]

@@ -60,9 +60,38 @@ def test_bad_rows_are_counted_and_the_others_used(folder):
         "u4\tb/two.wav\ttrain\t0\t\n"
         "u5\tb/two.wav\n",
     )
-    assert [utterance.id for utterance in corpus.utterances] == ["u1", "u4", "u5"]
-    assert corpus.problems.counts() == {"duplicate utterance": 1, "missing file": 1, "bad row": 1, "no text": 2}
+    assert [utterance.id for utterance in corpus.utterances] == ["u1", "u2", "u4", "u5"]
+    assert corpus.problems.counts() == {"duplicate utterance": 1, "bad row": 1, "no text": 2}
     assert corpus["u5"].split == "test"
+
+
+@pytest.mark.parametrize("numbers", ["-1\t0\t1", "0\tnan\t1", "0\t0\tinf", "0\t-1\t1", "left\t0\t1"])
+def test_numbers_that_make_no_sense_are_bad_rows(folder, numbers):
+    corpus = table(folder, f"path\ttext\tchannel\tstart\tseconds\na/one.wav\tone\t{numbers}\na/two.wav\ttwo\t0\t0\t1\n")
+    assert [utterance.id for utterance in corpus.utterances] == ["two"]
+    assert corpus.problems.counts() == {"bad row": 1}
+
+
+def test_rows_without_a_path_are_told_of_unless_they_are_empty(folder):
+    corpus = table(folder, "path\tspeaker\ttext\na/one.wav\tann\tone\n\t\ttwo\n\t\t\n\n")
+    assert corpus.problems.cases == [("bad row", "line 3: it has no path")]
+
+
+def test_several_utterances_of_one_file_are_told_apart_by_where_they_begin(folder):
+    corpus = table(
+        folder, "path\tstart\tseconds\ttext\na/one.wav\t0\t0.5\tone\na/one.wav\t0.5\t0.5\ttwo\na/two.wav\t\t\tthree\n"
+    )
+    assert {utterance.id: utterance.text for utterance in corpus.utterances} == {
+        "a-one-0": "one",
+        "a-one-0.5": "two",
+        "two": "three",
+    }
+
+
+def test_a_table_in_another_encoding_is_told_how_to_be_converted(folder):
+    (folder / "manifest.tsv").write_bytes("path\ttext\na/one.wav\tgrüße\n".encode("latin-1"))
+    with pytest.raises(DataError, match="is not in UTF-8: it has the byte 0xfc; convert it, for instance: iconv"):
+        manifest(folder)
 
 
 def test_times_are_attached_and_checked_against_text_and_length(folder):

@@ -9,9 +9,11 @@ from sounds import cut_off, save, tone
 
 from roundelay.errors import DataError
 from roundelay.speech.audio import utterance_audio
-from roundelay.speech.corpora.switchboard import part_of_hub5, reference, switchboard, transcript
+from roundelay.speech.corpora.switchboard import reference, switchboard, transcript
+from roundelay.speech.describe import summary
 from roundelay.speech.evaluation import evaluate_run
 from roundelay.speech.features import FeatureConfig, speaker_features
+from roundelay.speech.lexicon import Lexicon
 from roundelay.training.recipes import resolve, table_of
 
 pytest.importorskip("lhotse", reason="Switchboard needs the extra 'switchboard'")
@@ -35,7 +37,8 @@ def call(path, seconds=3.0):
 
 
 @pytest.fixture
-def tree(tmp_path):
+def tree(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROUNDELAY_CACHE", str(tmp_path / "cache"))
     root = tmp_path / "switchboard"
     for number in (2001, 2002, 2003):
         call(root / "LDC97S62" / "swb1d1" / "data" / f"sw0{number}.sph")
@@ -49,7 +52,9 @@ def tree(tmp_path):
                 f"{name}-0003 1.500000 2.000000 [noise] [laughter]\n"
                 f"{name}-0004 2.000000 3.500000 longer than the call\n"
             )
-    (root / "swb_ms98_transcriptions" / "sw-ms98-dict.text").write_text("about ax b aw t\nyeah y ae\n")
+    (root / "swb_ms98_transcriptions" / "sw-ms98-dict.text").write_text(
+        "# the dictionary\n\nabout ax b aw t\nYeah y ae\nabout_1 ax b aw\nth[at]- dh\n[laughter-yeah] y ae\n[noise] spn\n"
+    )
     for name in ("sw_4390", "en_4156"):
         call(root / "LDC2002S09" / "hub5e_00" / "english" / f"{name}.sph")
     references = root / "LDC2002T43" / "reference"
@@ -69,7 +74,12 @@ def test_training_speech_has_words_times_and_the_speaker_of_its_channel(tree):
         assert utterance.speaker == f"sw0{utterance.id[2:6]}-{side}"
         assert (utterance.start_s, utterance.duration_s, utterance.channel) == (0.5, 1.0, "AB".index(side))
     assert {utterance.id[2:6] for utterance in corpus.split("valid")} == {"2002"}
-    assert corpus.lexicon.name == "sw-ms98-dict.text"
+
+
+def test_the_lexicon_has_the_words_that_the_transcripts_have(tree):
+    lexicon = Lexicon.read(switchboard(tree).lexicon)
+    assert lexicon.words == ("about", "th-", "yeah")
+    assert lexicon["about"] == (("ax", "b", "aw", "t"), ("ax", "b", "aw"))
 
 
 @pytest.mark.parametrize(("side", "pitch_Hz"), [("A", LOW_Hz), ("B", HIGH_Hz)])
@@ -84,10 +94,11 @@ def test_the_audio_is_that_of_the_speakers_side(tree, side, pitch_Hz):
 def test_hub5_comes_from_the_stm(tree):
     corpus = switchboard(tree)
     test = corpus.split("test")
-    assert [(utt.id, utt.speaker, utt.text, utt.channel, part_of_hub5(utt)) for utt in test] == [
-        ("en_4156-A-0000050-0000150", "en_4156_A", "oh yeah", 0, "callhome"),
-        ("en_4156-B-0000100-0000200", "en_4156_B", "alright then", 1, "callhome"),
-        ("sw_4390-A-0000025-0000125", "sw_4390_A", "i think so", 0, "swb"),
+    assert [(utt.id, utt.speaker, utt.text, utt.channel) for utt in test] == [
+        ("en_4156-A-0000050-0000150", "en_4156_A", "oh yeah", 0),
+        ("en_4156-B-0000100-0000200", "en_4156_B", "alright then", 1),
+        ("sw_4390-A-0000025-0000125", "sw_4390_A", "i think so", 0),
+        ("sw_4999-A-0000000-0000100", "sw_4999_A", "nobody has this call", 0),
     ]
     assert corpus.stm.name == "hub5e00.english.000405.stm"
     assert corpus.glm.name == "en20000405_hub5.glm"
@@ -98,9 +109,9 @@ def test_what_is_left_out_is_counted(tree):
     assert switchboard(tree).problems.counts() == {
         "no words": 6,
         "beyond the end": 6,
-        "missing file": 1,
         "bad line": 1,
     }
+    assert summary(switchboard(tree)).problems["missing file"] == 1
 
 
 def test_a_call_without_transcript_and_a_broken_one_cost_only_themselves(tree):
@@ -153,8 +164,7 @@ def test_references_are_normalised(written, words):
     assert reference(written) == words
 
 
-def test_the_recipe_runs_from_the_ldcs_files_to_hub5_figures(tree, tmp_path, monkeypatch):
-    monkeypatch.setenv("ROUNDELAY_CACHE", str(tmp_path / "cache"))
+def test_the_recipe_runs_from_the_ldcs_files_to_hub5_figures(tree, tmp_path):
     lexicon = {"hi": "h ay", "um": "ah m", "yeah": "y ae", "i-": "ay", "th-": "dh", "about": "ax b aw t"}
     dictionary = tree / "swb_ms98_transcriptions" / "sw-ms98-dict.text"
     dictionary.write_text("".join(f"{word} {phones}\n" for word, phones in lexicon.items()))
@@ -168,6 +178,8 @@ def test_the_recipe_runs_from_the_ldcs_files_to_hub5_figures(tree, tmp_path, mon
     config = resolve(table_of("switchboard"), [(key, str(value)) for key, value in (small | here).items()])
     run_in_threads(config, tmp_path / "run")
     figures = evaluate_run(tmp_path / "run", "test")
-    assert figures["words"] == 7
-    assert sum(figures["unknown_words"].values()) == 6  # of what the stm has, only yeah is in this lexicon
+    assert (figures["words"], figures["unusable"]) == (11, 1)
+    assert sum(figures["unknown_words"].values()) == 10  # of what the stm has, only yeah is in this lexicon
+    assert figures["problems"]["missing file"] == 1
+    assert set(figures["parts"]) == {"switchboard", "callhome"}
     assert set(figures["hub5"]) in ({"error"}, {"switchboard", "callhome", "all"})

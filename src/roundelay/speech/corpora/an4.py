@@ -1,19 +1,65 @@
 """AN4: census data read out and spelled by 74 speakers of CMU's alphanumeric corpus, about 50 minutes.
 
-The archive is a manifest folder with machine-made phone and word times, the corpus's lexicon and our own split by
-speakers (its README says how it was made). The original recordings: http://www.speech.cs.cmu.edu/databases/an4/
+Our archive is a manifest folder with machine-made phone and word times, the corpus's lexicon and our own split by speakers
+(its README says how it was made). CMU's own, http://www.speech.cs.cmu.edu/databases/an4/ (an4_sphere.tar.gz), is read as it is:
+
+an4/etc/an4_train.transcription, an4_test.transcription     <s> WORD … </s> (utterance)
+an4/etc/an4.dic                                             its lexicon
+an4/wav/*/SPEAKER/UTTERANCE.sph
+
+It has no phone times, so training needs `settings.labels = "flat-start"`; some training speakers become the validation split.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from roundelay.speech.cache import find_corpus
-from roundelay.speech.corpora.manifest import manifest
+from roundelay.errors import DataError
+from roundelay.speech.cache import cache_folder, find_corpus, fingerprint
+from roundelay.speech.corpora.manifest import NAMES, manifest, write_manifest
 from roundelay.speech.corpus import Corpus
+from roundelay.speech.text_files import lines_of
+
+VALID_EVERY = 8  # training speakers of CMU's split
+_LINE = re.compile(r"(?:<s>)?\s*(?P<text>.*?)\s*(?:</s>)?\s*\((?P<id>[^()\s]+)\)\s*")
 
 
 def an4(data: Path | None = None) -> Corpus:
     """AN4 from its folder or archive, or from where ROUNDELAY_DATA points."""
-    corpus = manifest(find_corpus("an4", data), "an4")
+    folder = find_corpus("an4", data)
+    if any((folder / name).is_file() for name in NAMES) or not (folder / "etc").is_dir():
+        corpus = manifest(folder, "an4")
+    else:
+        table = cache_folder("corpora") / f"an4-{fingerprint(folder.resolve())}.tsv"
+        write_cmu_manifest(folder, table)
+        corpus = manifest(table, "an4").replace(lexicon=folder / "etc" / "an4.dic")
     return corpus.replace(description="AN4: dates, addresses, numbers and spelled words, 16 kHz, phones of CMUdict")
+
+
+def write_cmu_manifest(folder: Path, table: Path) -> None:
+    """Write the manifest of the corpus as CMU ships it."""
+    audio = {path.stem: path.resolve() for path in sorted((folder / "wav").rglob("*.sph"))}
+    rows: list[dict[str, str]] = []
+    for split in ("train", "test"):
+        for id, text in _transcripts(folder / "etc" / f"an4_{split}.transcription"):
+            path = audio.get(id, folder.resolve() / "wav" / f"{id}.sph")
+            rows.append({"id": id, "path": str(path), "split": split, "speaker": path.parent.name, "text": text})
+    speakers = sorted({row["speaker"] for row in rows if row["split"] == "train"})
+    held_out = speakers[1::VALID_EVERY]
+    for row in rows:
+        if row["split"] == "train" and row["speaker"] in held_out:
+            row["split"] = "valid"
+    write_manifest(table, rows)
+
+
+def _transcripts(path: Path) -> Iterator[tuple[str, str]]:
+    """Ids and words."""
+    if not path.is_file():
+        raise DataError(f"there is neither a manifest in '{path.parents[1]}' nor CMU's {path.name} in its etc")
+    for number, line in enumerate(lines_of(path), start=1):
+        said = _LINE.fullmatch(line)
+        if not said:
+            raise DataError(f"{path}:{number} is no transcript such as '<s> YES </s> (an1-fash-b)': '{line}'")
+        yield said["id"], said["text"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from roundelay.errors import DataError, MissingExtraError
 from roundelay.speech.cache import fingerprint, state_of
 from roundelay.speech.corpus import Utterance
+from roundelay.speech.text_files import lines_of
 
 
 def script(path: Path) -> dict[str, str]:
@@ -23,7 +25,7 @@ def script(path: Path) -> dict[str, str]:
 
 @functools.cache
 def _script(path: Path, state: tuple[int, int]) -> dict[str, str]:
-    lines = (line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    lines = (line.split(maxsplit=1) for line in lines_of(path) if line.strip())
     return {words[0]: words[1].strip() if len(words) > 1 else "" for words in lines}
 
 
@@ -47,9 +49,14 @@ def load(scp: Path, name: str) -> NDArray[Any]:
         raise DataError(f"{scp.name} has a command for '{name}'; write an archive and point to it")
     file, colon, rest = where.partition(":")
     try:
-        return np.asarray(_kaldiio().load_mat(f"{beside(scp, file)}{colon}{rest}"))
-    except (OSError, ValueError, AssertionError, RuntimeError) as error:
+        found = np.asarray(_kaldiio().load_mat(f"{beside(scp, file)}{colon}{rest}"))
+    except (OSError, ValueError, AssertionError, RuntimeError, struct.error) as error:
         raise DataError(f"cannot read '{name}' of {scp.name}: {error or type(error).__name__}") from error
+    if not found.size:
+        raise DataError(f"'{name}' of {scp.name} has no numbers")
+    if not np.isfinite(found).all():
+        raise DataError(f"'{name}' of {scp.name} has numbers that are not finite")
+    return found
 
 
 @dataclass(frozen=True)

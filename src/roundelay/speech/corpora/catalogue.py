@@ -19,8 +19,10 @@ GIVEN: dict[str, Callable[[Path], Corpus]] = {"manifest": manifest, "kaldi": kal
 NAMES = ("synth", *FOUND, *GIVEN)
 
 
-def corpus(name: str, data: Path | None = None) -> Corpus:
+def corpus(name: str, data: Path | None = None, *, allow_pipes: bool = False) -> Corpus:
     """The corpus of a name, from `data` or from where it is usually found; `synth` without data is made in the cache.
+
+    `allow_pipes` lets Kaldi's wav.scp run commands.
 
     >>> corpus("an5")
     Traceback (most recent call last):
@@ -34,4 +36,4 @@ def corpus(name: str, data: Path | None = None) -> Corpus:
         raise DataError(unknown("corpus", name, NAMES))
     if data is None:
         raise DataError(f"where is it? A {name} corpus needs its folder")
-    return GIVEN[name](data)
+    return kaldi(data, allow_pipes=allow_pipes) if name == "kaldi" else GIVEN[name](data)

@@ -14,6 +14,7 @@ from roundelay.speech.cache import cache_folder, find_corpus, fingerprint
 from roundelay.speech.corpora.manifest import NAMES, manifest, write_manifest
 from roundelay.speech.corpus import Corpus
 from roundelay.speech.synth.lexicon import DIGITS, dictionary, words
+from roundelay.training.checkpoint import write_whole
 
 SPLIT_OF_SPEAKER = {"theo": "valid", "yweweler": "test"}  # the others train
 
@@ -26,9 +27,8 @@ def fsdd(data: Path | None = None) -> Corpus:
         table = cache_folder("corpora") / f"fsdd-{fingerprint(folder.resolve())}.tsv"
         write_fsdd_manifest(folder, table)
     lexicon = cache_folder("corpora") / "fsdd.dic"
-    lexicon.write_text(
-        "".join(line for line in dictionary().splitlines(keepends=True) if re.split(r"[ (]", line)[0] in words(DIGITS))
-    )
+    lines = [line for line in dictionary().splitlines(keepends=True) if re.split(r"[ (]", line)[0] in words(DIGITS)]
+    write_whole(lexicon, "".join(lines).encode())
     description = "free spoken digit dataset: single digits by six speakers, 8 kHz"
     return manifest(table, "fsdd").replace(description=description, lexicon=lexicon)
 

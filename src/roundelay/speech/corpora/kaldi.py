@@ -78,6 +78,8 @@ def _utterances(part: Path, allow_pipes: bool, problems: Problems) -> list[Utter
     for id, words in text.items():
         name, start_s, duration_s = pieces.get(id, (None, 0.0, None))
         recording = recordings.get(name) if name else None
+        if recording and with_features and not recording.path.is_file():
+            recording = None  # nor is it needed
         if recording is None and not with_features:
             problems.add("no recording", f"{id} of {part.name}")
             continue
@@ -123,21 +125,23 @@ def _recordings(part: Path, names: set[str], allow_pipes: bool, problems: Proble
             continue
         recording = _recording(table, where, allow_pipes)
         if recording is None:
-            problems.add("pipe refused", f"{name}: {where} (allow it if you trust this directory)")
+            problems.add(
+                "pipe refused", f"{name}: {where} (if you trust this directory: settings.allow_pipes, --allow-pipes)"
+            )
             continue
         if recording.channel is None and recording.path.suffix == ".sph" and name in sides:
             recording = Recording(recording.path, {"A": 0, "1": 0, "B": 1, "2": 1}.get(sides[name].split()[-1]))
-        if recording.path.is_file():
-            found[name] = recording
-        else:
-            problems.add("missing file", f"{name}: {recording.path}")
+        found[name] = recording
     return found
 
 
 def _recording(table: Path, where: str, allow_pipes: bool) -> Recording | None:  # noqa: FBT001
     if not where.endswith("|"):
         return Recording(beside(table, where))
-    words = shlex.split(where.removesuffix("|"))
+    try:
+        words = shlex.split(where.removesuffix("|"))
+    except ValueError:  # an unbalanced quote: no shell would run it either
+        return None
     if words and "|" not in where.removesuffix("|") and Path(words[0]).name in ("sph2pipe", "flac"):
         channel = re.search(r"-c\s+([12])\b", where) if Path(words[0]).name == "sph2pipe" else None
         file = next((word for word in reversed(words) if word.endswith((".sph", ".flac", ".wav"))), None)

@@ -5,14 +5,17 @@
     DIR/align/words.ctm      optional: word times
     DIR/lexicon/*.dic        optional: pronunciations
 
-`path` (relative to DIR) and `text` must be there. `id` (else the file's name), `split` (else test), `speaker` (else each
-utterance is its own), `channel` (from 0), `start` and `seconds` may be; other columns are left alone.
+`path` (relative to DIR) and `text` must be there. `id` (else the file's name, with `start` where a file has several
+utterances), `split` (else test), `speaker` (else each utterance is its own), `channel` (from 0), `start` and `seconds` may be;
+other columns are left alone. A file that is not there is still an utterance: in an evaluation its words are missed.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import io
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,6 +23,8 @@ from pathlib import Path
 from roundelay.errors import DataError
 from roundelay.speech.corpus import Corpus, Problems, Utterance, split_name
 from roundelay.speech.segments import Segments, read_ctm
+from roundelay.speech.text_files import lines_of
+from roundelay.training.checkpoint import write_whole
 
 NAMES = ("manifest.tsv", "MANIFEST.tsv")
 COLUMNS = ("id", "path", "split", "speaker", "channel", "start", "seconds", "text")
@@ -34,7 +39,7 @@ def manifest(folder: Path, name: str | None = None) -> Corpus:
         raise DataError(f"'{folder}' has no {NAMES[0]}: a table with the columns {', '.join(COLUMNS)}")
     root = table.parent
     problems = Problems()
-    rows = _rows(table)
+    rows = _rows(table, problems)
     ids = _ids(rows)
     phones, words = (_times(root / "align" / f"{kind}.ctm") for kind in ("phones", "words"))
     utterances: dict[str, Utterance] = {}
@@ -61,58 +66,71 @@ def manifest(folder: Path, name: str | None = None) -> Corpus:
 def write_manifest(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Write a manifest; the first row's keys are the columns."""
     table = list(rows)
-    with path.open("w", encoding="utf-8", newline="") as out:
-        writer = csv.DictWriter(out, list(table[0]), delimiter="\t", quoting=csv.QUOTE_NONE, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(table[0]), delimiter="\t", quoting=csv.QUOTE_NONE, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    write_whole(path, out.getvalue().encode())
 
 
-def _rows(table: Path) -> list[dict[str, str]]:
-    with table.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
-        columns = [column.strip() for column in reader.fieldnames or ()]
-        missing = [column for column in REQUIRED if column not in columns]
-        if missing:
-            raise DataError(
-                f"{table} lacks the column {' and '.join(missing)}; its first line is {' | '.join(columns)}"
-            )
-        return [{key.strip(): value.strip() for key, value in row.items() if key} for row in reader]
+def _rows(table: Path, problems: Problems) -> list[dict[str, str]]:
+    """Those that name a file; empty ones, which spreadsheets leave at the end, are nothing."""
+    reader = csv.DictReader(lines_of(table), delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
+    columns = [column.strip() for column in reader.fieldnames or ()]
+    missing = [column for column in REQUIRED if column not in columns]
+    if missing:
+        raise DataError(f"{table} lacks the column {' and '.join(missing)}; its first line is {' | '.join(columns)}")
+    rows = []
+    for line in reader:
+        row = {key.strip(): value.strip() for key, value in line.items() if key}
+        if row["path"]:
+            rows.append(row)
+        elif any(row.values()):
+            problems.add("bad row", f"line {reader.line_num}: it has no path")
+    return rows
 
 
 def _ids(rows: list[dict[str, str]]) -> list[str]:
-    """The id column; else file names; where those occur twice, whole paths."""
+    """The id column; else file names; where those occur twice, whole paths; where these do, where in the file it begins."""
     stems = [row.get("id") or Path(row["path"]).stem for row in rows]
-    seen = Counter(stems)
     paths = [str(Path(row["path"]).with_suffix("")).replace("/", "-") for row in rows]
+    pieces = [f"{path}-{row.get('start') or '0'}" for path, row in zip(paths, rows, strict=True)]
+    count = Counter(stems), Counter(paths)
     return [
-        stem if row.get("id") or seen[stem] == 1 else path for stem, path, row in zip(stems, paths, rows, strict=True)
+        stem if row.get("id") or count[0][stem] == 1 else path if count[1][path] == 1 else piece
+        for stem, path, piece, row in zip(stems, paths, pieces, rows, strict=True)
     ]
 
 
 def _utterance(id: str, row: dict[str, str], root: Path, problems: Problems) -> Utterance | None:
     try:
-        channel = int(row["channel"]) if row.get("channel") else None
-        start_s = float(row.get("start") or 0)
-        duration_s = float(row["seconds"]) if row.get("seconds") else None
+        channel, start_s, duration_s = (_number(row, name) for name in ("channel", "start", "seconds"))
     except ValueError as error:
         problems.add("bad row", f"{id}: {error}")
-        return None
-    audio = root / row["path"]
-    if not audio.is_file():
-        problems.add("missing file", f"{id}: {audio}")
         return None
     if not row["text"]:
         problems.add("no text", f"{id} (kept: what it is recognised as counts as insertions)")
     return Utterance(
         id=id,
-        audio=audio,
+        audio=root / row["path"],
         speaker=row.get("speaker") or id,
         text=" ".join(row["text"].split()),
         split=split_name(row.get("split") or "test"),
-        channel=channel,
-        start_s=start_s,
+        channel=None if channel is None else int(channel),
+        start_s=start_s or 0.0,
         duration_s=duration_s,
     )
+
+
+def _number(row: Mapping[str, str], name: str) -> float | None:
+    """From 0 on; None where there is none."""
+    text = row.get(name)
+    if not text:
+        return None
+    number = int(text) if name == "channel" else float(text)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{name} must be a number from 0 on, got '{text}'")
+    return number
 
 
 def _times(path: Path) -> dict[str, Segments]:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.errors import DataError, MissingExtraError
-from roundelay.speech.cache import find_corpus
+from roundelay.speech.cache import cache_folder, find_corpus, fingerprint, state_of
 from roundelay.speech.corpus import Corpus, Problems, Utterance
+from roundelay.training.checkpoint import write_whole
 
 VALID_EVERY = 50  # calls: speakers of the validation split are in no other
 SIDES = "AB"
@@ -37,26 +38,23 @@ def switchboard(data: Path | None = None) -> Corpus:
         "switchboard",
         tuple(utterances),
         "Switchboard-1 with Mississippi State transcripts; Hub5-2000 as test",
-        lexicon=next(iter(sorted(root.rglob("sw-ms98-dict.text"))), None),
+        lexicon=_lexicon(root),
         problems=problems,
         stm=stm,
         glm=next(iter(sorted(root.rglob("*.glm"))), None),
     )
 
 
-def part_of_hub5(utterance: Utterance) -> str:
-    """Which half of Hub5-2000 it is of, by which results are told: 'swb' or 'callhome'."""
-    return "swb" if utterance.id.startswith("sw_") else "callhome"
-
-
 def transcript(text: str) -> str:
     """The words of a Mississippi State transcript, in small letters, without what is no word.
 
     Laughed words are words, of [this/that] the first was said, {coined} words and pronunciation marks lose their marks, and
-    of a word broken off what was heard stays, with a hyphen.
+    of a word broken off what was heard stays, with a hyphen in place of what was not.
 
     >>> transcript("[noise] i-[i] was [laughter-really] th[e]- [laughter] about_1 [it'n/isn't] {yuppiedom} [silence]")
     "i- was really th- about it'n yuppiedom"
+    >>> transcript("[lem[guini]-/linguini] them_1's ab[solute] ammu[n]it- -[an]y [laughter-y[ou]-]")
+    "lem- them's ab- ammu-it- -y y-"
     """
     return " ".join(filter(None, map(_word, text.lower().split())))
 
@@ -73,16 +71,29 @@ def reference(text: str) -> str:
 
 
 def _word(token: str) -> str:
-    laughed = re.fullmatch(r"\[laughter-(.+)\]", token)
-    token = laughed[1] if laughed else token
-    mistaken = re.fullmatch(r"-?\[([^\]/]+)/[^\]]+\]-?", token)
-    if mistaken:
-        return mistaken[1]
+    token = re.sub(r"^(-?)\[laughter-(.+)\](-?)$", r"\1\2\3", token)
+    token = re.sub(r"^-?\[(.+)/[^/]+\]-?$", r"\1", token)  # [it'n/isn't], [lem[guini]-/linguini]
     if re.fullmatch(r"\[[^\]]+\]|<[^>]+>", token):
         return ""
-    token = re.sub(r"-\[[^\]]*\]$|\[[^\]]*\]-$", "-", token)  # sim[ilar]- and i-[i]: what was not said
-    token = re.sub(r"^-?\[[^\]]*\]-?", "-", token)  # -[o]kay
-    return re.sub(r"_\d$", "", token.strip("{}"))
+    token = re.sub(r"^-?\[[^\[\]]*\]-?", "-", token)  # -[o]kay: what was not said
+    token = re.sub(r"-?\[[^\[\]]*\]-?$", "-", token)  # sim[ilar]-, ab[solute], i-[i]
+    token = re.sub(r"\[[^\[\]]*\]", "-", token)  # ammu[n]it-
+    return re.sub(r"_\d(?=$|')", "", token.strip("{}"))
+
+
+def _lexicon(root: Path) -> Path | None:
+    """The transcripts' dictionary with words as `transcript` leaves them, in the cache."""
+    source = next(iter(sorted(root.rglob("sw-ms98-dict.text"))), None)
+    if source is None:
+        return None
+    lines = []
+    for line in source.read_text(encoding="latin-1").lower().splitlines():
+        token, *phones = line.split() or [""]
+        if phones and not line.startswith("#") and (word := _word(token)):
+            lines.append(f"{word} {' '.join(phones)}\n")
+    path = cache_folder("corpora") / f"switchboard-{fingerprint(source.resolve(), state_of(source), lines)}.dic"
+    write_whole(path, "".join(lines).encode())
+    return path
 
 
 def _training(root: Path, problems: Problems) -> Iterator[Utterance]:
@@ -140,11 +151,9 @@ def _test(root: Path, stm: Path, problems: Problems) -> Iterator[Utterance]:
             continue
         text = fields[6] if len(fields) > 6 else ""
         id = f"{call}-{side}-{round(start * 100):07d}-{round(end * 100):07d}"
-        if call not in calls:
-            problems.add("missing file", f"{id}: {call}.sph")
-        elif _IGNORED not in text.lower():
-            channel = SIDES.find(side.upper())
-            yield Utterance(id, calls[call], speaker, reference(text), "test", channel, start, end - start)
+        if _IGNORED not in text.lower():
+            audio, channel = calls.get(call, root / f"{call}.sph"), SIDES.find(side.upper())
+            yield Utterance(id, audio, speaker, reference(text), "test", channel, start, end - start)
 
 
 def _lhotse() -> Any:  # noqa: ANN401  # a module

@@ -1,7 +1,7 @@
 """The papers' comparison on real speech: the same samples under every strategy, judged by words, with and without a straggler.
 
     python benchmarks/speech_strategies.py --out out/strategies                                # needs AN4
-    python benchmarks/speech_strategies.py --out out/strategies-slow --epochs 3 --slow 0:10 --seeds 1
+    python benchmarks/speech_strategies.py --out out/strategies-slow --epochs 3 --slow 0:10
 
 The optimizer is the papers': with momentum SGD the mean of all learners follows one learner that has the whole batch. Adam
 divides by the noise of a local batch, which is larger, and so takes smaller steps the more learners share a batch.

@@ -50,9 +50,9 @@ docs: $(READY)  ## build the documentation into site/
 	@echo "documentation: site/index.html"
 
 test: check docs  ## what CI runs: check, docs, and every test that is not slow
-	@$(BIN)/pytest -q -m "not slow and not gpu" --cov
+	@$(BIN)/pytest -q -m "not slow and not gpu"
 
-test-all: check docs  ## the same with the slow tests
+test-all: check docs  ## the same with the slow tests, and what they cover
 	@$(BIN)/pytest -q -m "not gpu" --cov
 
 pictures: $(READY)  ## draw the pictures of README and docs again

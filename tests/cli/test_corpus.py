@@ -28,8 +28,8 @@ def folder(tmp_path):
 def test_the_table_has_splits_words_and_problems(folder, capsys):
     run("manifest", folder)
     out = capsys.readouterr().out
-    assert "train           1  0.001         1      2        0" in out
-    assert "2 different words, 0 phones, 16 kHz." in out
+    assert "train           2  0.001         2      3        0" in out
+    assert "3 different words, 0 phones, 16 kHz." in out
     assert "1 × missing file: gone:" in out.replace("\n", " ")
     assert max(map(len, out.splitlines())) <= 80
 
@@ -37,7 +37,7 @@ def test_the_table_has_splits_words_and_problems(folder, capsys):
 def test_json_has_every_figure_and_case(folder, capsys):
     run("manifest", folder, "--json")
     document = json.loads(capsys.readouterr().out)
-    assert document["splits"]["train"]["utterances"] == 1
+    assert document["splits"]["train"]["utterances"] == 2
     assert document["splits"]["train"]["hours"] == pytest.approx(1.8 / 3600)
     assert document["problems"] == {"missing file": 1}
     assert len(document["cases"]) == 1

@@ -38,14 +38,14 @@ def test_every_figure_of_a_small_corpus(folder):
     found = summary(manifest(folder, "small"))
     assert found.splits["train"] == SplitSummary(2, pytest.approx(3 / 3600), 2, 3, 1)
     test = found.splits["test"]
-    assert (test.utterances, test.speakers, test.words, test.aligned) == (3, 1, 5, 0)
+    assert (test.utterances, test.speakers, test.words, test.aligned) == (4, 1, 6, 0)
     assert 3.5 < test.hours * 3600 < 6
     assert found.vocabulary == 4
     assert found.phones == ("AH", "N", "Q", "SIL", "T", "UW", "W")
     assert found.unknown_words == {"three": 2, "four": 1}
     assert found.rates_Hz == {8000: 1, 16000: 3}
     assert found.problems == {
-        "not aligned": 4,
+        "not aligned": 5,
         "missing file": 1,
         "clipped": 1,
         "truncated": 1,
@@ -72,7 +72,7 @@ def test_describing_leaves_the_corpus_as_it_was(folder):
 def test_progress_counts_utterances(folder):
     seen = []
     summary(manifest(folder), progress=lambda done, of: seen.append((done, of)))
-    assert seen == [(n, 5) for n in range(1, 6)]
+    assert seen == [(n, 6) for n in range(1, 7)]
 
 
 def test_a_corpus_of_features_has_the_length_of_its_frames():

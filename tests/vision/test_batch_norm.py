@@ -19,7 +19,7 @@ def train_and_look(transport, rank):
     rng = torch.Generator().manual_seed(rank)
     with Learner(module, optimizer, DPSGD(ring(LEARNERS)), transport) as learner:
         for _ in range(STEPS):
-            images = rank + torch.randn(8, 1, 28, 28, generator=rng, dtype=torch.float64)
+            images = 3 * rank + torch.randn(8, 1, 28, 28, generator=rng, dtype=torch.float64)
             labels = torch.randint(10, (8,), generator=rng)
             nn.functional.cross_entropy(module(images), labels).backward()
             optimizer.step()

@@ -15,6 +15,7 @@ from tones import WORDS, RATE_Hz, spoken, tones_config, write_tones
 from roundelay.cli import Parser, align, evaluate, transcribe
 from roundelay.errors import ConfigError, DataError
 from roundelay.speech.corpora.manifest import manifest
+from roundelay.speech.decode import Scales
 from roundelay.speech.recognise import Recogniser
 from roundelay.speech.segments import read_ctm
 from roundelay.speech.task import Speech
@@ -149,6 +150,18 @@ def test_realignment_is_one_command_and_its_times_can_be_trained_on(tones_run, t
     words = read_ctm(tmp_path / "words.ctm")["train000"]
     assert " ".join(words.symbols) == manifest(tones_folder)["train000"].text
     assert tones_config(tones_folder, labels=str(tmp_path)).settings.labels == str(tmp_path)
+
+
+def test_a_run_without_its_corpus_and_without_tuned_scales_takes_the_usual_ones(tones_run, tmp_path, caplog):
+    moved = tmp_path / "moved"
+    shutil.copytree(tones_run, moved)
+    (moved / "recogniser" / "scales.json").unlink(missing_ok=True)
+    path = moved / "config.json"
+    described = json.loads(path.read_text())
+    described["settings"]["data"] = str(tmp_path / "nowhere")
+    path.write_text(json.dumps(described))
+    assert Recogniser.of_run(FinishedRun.read(moved)).scales == Scales()
+    assert "taking the usual ones" in caplog.text
 
 
 def test_a_run_can_be_moved_away_from_its_corpus(tones_run, tmp_path, capsys):

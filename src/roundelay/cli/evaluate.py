@@ -65,7 +65,7 @@ def _show_words(figures: dict[str, Any], run: Path, suffix: str) -> None:
     if unknown:
         say(f"Not in the lexicon, so never recognised: {', '.join(list(unknown)[:8])} ({sum(unknown.values())} times).")
     if figures["unusable"]:
-        say(f"{figures['unusable']} utterances have no usable audio; their words count as deletions.")
+        say(f"Utterances without usable audio: {figures['unusable']}; their words count as deletions.")
     if figures["problems"]:
         told = ", ".join(f"{kind}: {count}" for kind, count in figures["problems"].items())
         say(f"Problems with the data: {told}; one line each in {run}/problems-{suffix}.txt")

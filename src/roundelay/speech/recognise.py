@@ -81,9 +81,13 @@ class Recogniser:
         return cls(module, config, tying, lexicon, lm, priors, loops, states["features"])._with_scales(folder)
 
     def _with_scales(self, folder: Path) -> Recogniser:
-        """Those tuned before, or now on the validation split of the run's corpus, if it has one."""
+        """Those tuned before, or now on the validation split of the run's corpus, if it is here and has one."""
         if not (folder / SCALES).is_file():
-            corpus = corpus_of(self.config)
+            try:
+                corpus = corpus_of(self.config)
+            except DataError as error:
+                log.warning("the scales have not been tuned yet, and cannot be: %s; taking the usual ones", error)
+                return self
             if "valid" not in corpus.splits:
                 return self
             log.info("tuning the scales on the validation split, once")

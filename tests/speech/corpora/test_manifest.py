@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from sounds import noise, save
 
@@ -70,6 +72,11 @@ def test_numbers_that_make_no_sense_are_bad_rows(folder, numbers):
     corpus = table(folder, f"path\ttext\tchannel\tstart\tseconds\na/one.wav\tone\t{numbers}\na/two.wav\ttwo\t0\t0\t1\n")
     assert [utterance.id for utterance in corpus.utterances] == ["two"]
     assert corpus.problems.counts() == {"bad row": 1}
+
+
+def test_the_folder_one_is_in_has_a_name(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert table(Path(), "path\ttext\na/one.wav\tone\n").name == folder.name
 
 
 def test_rows_without_a_path_are_told_of_unless_they_are_empty(folder):

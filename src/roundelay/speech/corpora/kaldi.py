@@ -52,7 +52,7 @@ def kaldi(folder: Path, *, allow_pipes: bool = False) -> Corpus:
             utterances.setdefault(utterance.id, utterance)
     pdfs = tuple(part / "pdf.scp" for part in parts if (part / "pdf.scp").is_file())
     return Corpus(
-        folder.name,
+        folder.resolve().name,
         tuple(utterances.values()),
         f"Kaldi data directory: {', '.join(part.name for part in parts)}",
         problems=problems,

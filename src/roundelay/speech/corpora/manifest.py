@@ -55,7 +55,7 @@ def manifest(folder: Path, name: str | None = None) -> Corpus:
             problems.add("stray alignment", f"{id} has {kind} times but is not in {table.name}")
     lexicons = sorted((root / "lexicon").glob("*.dic"))
     return Corpus(
-        name or root.name,
+        name or root.resolve().name,
         tuple(utterances.values()),
         f"the utterances of {table.name}",
         lexicons[0] if lexicons else None,

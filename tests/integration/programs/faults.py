@@ -48,6 +48,7 @@ def main() -> None:
     try:
         with roundelay.Learner(module, optimizer, STRATEGIES[name](world.size), world.transport()) as learner:
             if fault == "never-starts" and world.rank == FAULTY:
+                time.sleep(2.0)  # until all have begun: who gives up before that takes the others with it
                 raise ValueError("out of memory")
             for step in range(STEPS):
                 module(torch.randn(4, 50)).square().mean().backward()

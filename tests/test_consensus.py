@@ -63,7 +63,9 @@ def test_the_consensus_is_the_exact_mean_and_everything_is_put_back(name):
     inside, after, voices = (np.stack(column) for column in zip(*results, strict=True))
     mean = np.average(after, axis=0, weights=voices)
     np.testing.assert_allclose(inside, np.tile(mean, (4, 1)), rtol=0, atol=1e-14)
-    assert name == "allreduce" or np.ptp(after, axis=0).max() > 1e-6, "learners differ, or this would prove nothing"
+    # Two groups agree exactly if their last exchange came after the last steps of both, as it may.
+    may_agree = name in ("allreduce", "asynchronous-super-learner")
+    assert may_agree or np.ptp(after, axis=0).max() > 1e-6, "learners differ, or this would prove nothing"
 
 
 @pytest.mark.parametrize("name", ["dpsgd", "adpsgd"])

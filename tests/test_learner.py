@@ -65,6 +65,15 @@ def solo(strategy=None, module=None, optimizer=None):
     return Learner(module, optimizer, strategy or DPSGD(ring(1)), SoloTransport())
 
 
+def steps_of(learner, count):
+    """Takes so many steps; the number of each, when it is done."""
+    for step in range(count):
+        loss_of(learner.module, 0, step).backward()
+        learner.optimizer.step()
+        learner.optimizer.zero_grad()
+        yield step
+
+
 def train_together(size, strategy, steps=10, seeds=None, lr=0.1, hook=None):
     """Every learner's module after a plain loop."""
     with loopback(size) as transports:
@@ -275,10 +284,7 @@ def test_what_an_earlier_hook_does_to_weights_is_part_of_the_step(name):
 @every_strategy
 def test_weights_changed_between_steps_are_told_of_once_where_they_are_lost(name, caplog):
     with solo(STRATEGIES[name](1)) as learner:
-        for step in range(4):
-            loss_of(learner.module, 0, step).backward()
-            learner.optimizer.step()
-            learner.optimizer.zero_grad()
+        for _ in steps_of(learner, 4):
             with torch.no_grad():
                 learner.module[0].weight.mul_(0.5)
     told = [record for record in caplog.records if "weights were changed" in record.getMessage()]
@@ -288,10 +294,7 @@ def test_weights_changed_between_steps_are_told_of_once_where_they_are_lost(name
 @every_strategy
 def test_nobody_is_told_of_what_the_learner_does_itself(name, caplog):
     with solo(STRATEGIES[name](1)) as learner:
-        for step in range(6):
-            loss_of(learner.module, 0, step).backward()
-            learner.optimizer.step()
-            learner.optimizer.zero_grad()
+        for step in steps_of(learner, 6):
             if step == 1:
                 with learner.consensus():
                     pass
@@ -384,10 +387,7 @@ def test_weights_loaded_after_a_step_that_raised_are_gone_on_with():
 @every_strategy
 def test_changes_between_saving_and_loading_the_state_are_kept(name):
     with solo(STRATEGIES[name](1)) as learner:
-        for step in range(3):
-            loss_of(learner.module, 0, step).backward()
-            learner.optimizer.step()
-            learner.optimizer.zero_grad()
+        assert list(steps_of(learner, 3)) == [0, 1, 2]
         state = learner.state_dict()
         with torch.no_grad():
             for weight in learner.module.parameters():

@@ -19,14 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Align all splits, write the times, and say what could not be aligned."""
     from roundelay.speech.corpora.manifest import manifest
+    from roundelay.speech.feature_set import features
     from roundelay.speech.prepare import corpus_of
-    from roundelay.speech.recognise import Recogniser, frames_of, references
+    from roundelay.speech.recognise import Recogniser, references
     from roundelay.speech.segments import write_ctm
     from roundelay.training.finished import FinishedRun
 
     recogniser = Recogniser.of_run(FinishedRun.read(args.run))
     corpus = manifest(args.corpus) if args.corpus else corpus_of(recogniser.config)
-    frames = frames_of(corpus, corpus.utterances, recogniser.config)
+    frames = features(corpus, recogniser.config.features).of(corpus.utterances)
     found = recogniser.times(frames, references(corpus.utterances))
     folder: Path = args.out or args.run / "align"
     folder.mkdir(parents=True, exist_ok=True)

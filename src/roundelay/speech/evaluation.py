@@ -11,11 +11,12 @@ from typing import Any
 
 from roundelay.errors import SpeechError
 from roundelay.speech.corpora.manifest import manifest
-from roundelay.speech.corpus import Problems, Utterance
+from roundelay.speech.corpus import Utterance
+from roundelay.speech.feature_set import features
 from roundelay.speech.features import SHIFT_S
 from roundelay.speech.hub5 import PARTS, Turn, hub5
 from roundelay.speech.prepare import corpus_of
-from roundelay.speech.recognise import Recogniser, frames_of, references
+from roundelay.speech.recognise import Recogniser, references
 from roundelay.speech.score import Score, score, write_scores
 from roundelay.speech.segments import Segments, write_ctm
 from roundelay.training.finished import FinishedRun
@@ -30,8 +31,8 @@ def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, A
     recogniser = Recogniser.of_run(FinishedRun.read(run))
     corpus = manifest(data) if data else corpus_of(recogniser.config)
     chosen = corpus.split(split)
-    problems = Problems()
-    frames = frames_of(corpus, chosen, recogniser.config, problems)
+    found = features(corpus, recogniser.config.features)
+    frames, problems = found.of(chosen), found.problems_with(corpus)
     recogniser.prepare()
     began = time.perf_counter()
     said = recogniser.recognised(frames)

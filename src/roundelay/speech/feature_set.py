@@ -63,6 +63,16 @@ class FeatureSet:
         first, last = self.rows(id)
         return self.frames_NF[first:last]
 
+    def of(self, utterances: Iterable[Utterance]) -> dict[str, NDArray[np.float16]]:
+        """T×F of those utterances that could be used."""
+        return {utterance.id: self[utterance.id] for utterance in utterances if utterance.id in self}
+
+    def problems_with(self, corpus: Corpus) -> Problems:
+        """What is wrong with the corpus itself and with its audio; copies at other speeds are not told of again."""
+        copies = {utterance.id for utterance in corpus.utterances if utterance.speed != 1.0}
+        heard = (case for case in self.problems.cases if case[1].partition(":")[0] not in copies)
+        return Problems((*corpus.problems.cases, *heard))
+
     def rows(self, id: str) -> tuple[int, int]:
         """First and last + 1 of an utterance's rows in `frames_NF`."""
         if id not in self._rows:

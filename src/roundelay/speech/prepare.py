@@ -125,13 +125,9 @@ class Prepared:
     def problems(self) -> Problems:
         """What is wrong with the corpus, and which training utterances are of no use; copies at other speeds do not count."""
         known = set(self.corpus.problems.cases)
-        copies = {utterance.id for utterance in self.corpus.utterances if utterance.speed != 1.0}
-        found = Problems(self.corpus.problems.cases)
-        for kind, line in self.features.problems.cases:
-            if line.partition(":")[0] not in copies:
-                found.add(kind, line)
+        found = self.features.problems_with(self.corpus)
         for utterance in self.corpus.split("train"):
-            if utterance.id in self.features and utterance.id not in copies:
+            if utterance.id in self.features and utterance.speed == 1.0:
                 if unknown_words := self.lexicon.unknown([utterance.text]):
                     found.add("words outside the lexicon", f"{utterance.id}: {' '.join(unknown_words)}")
                 unlabelled = self.labels_N[self.features.rows(utterance.id)[0]] == UNLABELLED

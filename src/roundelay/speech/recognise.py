@@ -20,7 +20,7 @@ from torch import nn
 
 from roundelay.errors import ConfigError, DataError
 from roundelay.speech.align import aligned, alignment_graphs
-from roundelay.speech.corpus import Corpus, Problems, Utterance
+from roundelay.speech.corpus import Utterance
 from roundelay.speech.decode import Decoder, Hypothesis, Scales, decode_all, log_likelihoods, tuned, word_times
 from roundelay.speech.feature_set import features
 from roundelay.speech.features import speaker_features
@@ -92,7 +92,7 @@ class Recogniser:
                 return self
             log.info("tuning the scales on the validation split, once")
             chosen = corpus.split("valid")
-            frames = frames_of(corpus, chosen, self.config)
+            frames = features(corpus, self.config.features).of(chosen)
             decoder, trials = tuned(self._decoder, self._lots(frames), references(chosen))
             record = {"scales": asdict(decoder.scales), "trials": [asdict(trial) for trial in trials]}
             (folder / SCALES).write_text(json.dumps(record, indent=2))
@@ -185,16 +185,6 @@ def leave(ready: Prepared, config: SpeechConfig, folder: Path) -> None:
         "self_loops": ready.self_loops.tolist(),
     }
     (folder / STATES).write_text(json.dumps(states))
-
-
-def frames_of(
-    corpus: Corpus, utterances: Sequence[Utterance], config: SpeechConfig, problems: Problems | None = None
-) -> dict[str, NDArray[Any]]:
-    """T×F of those utterances whose audio can be used; what is wrong with the corpus is added to `problems`."""
-    found = features(corpus, config.features)
-    if problems is not None:
-        problems.cases.extend((*corpus.problems.cases, *found.problems.cases))
-    return {utterance.id: found[utterance.id] for utterance in utterances if utterance.id in found}
 
 
 def references(utterances: Sequence[Utterance]) -> dict[str, str]:

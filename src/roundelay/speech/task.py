@@ -24,9 +24,8 @@ from roundelay.training.task import Task
 
 EVALUATION_BATCH, WHOLE_AT_ONCE = 256, 8  # windows, and whole utterances
 
-Frames = tuple[
-    Tensor, ...
-]  # frames_BTF and states_BT, of which UNLABELLED do not count; of whole utterances their lengths_B
+# frames_BTF, states_BT, of which UNLABELLED do not count, and the lengths_B of whole utterances.
+FramesAndStates = tuple[Tensor, ...]
 log = logging.getLogger("roundelay")
 
 
@@ -67,20 +66,20 @@ class Speech(Task):
             torch.manual_seed(self.seed)
             return AcousticModel(self.prepared.features.dimension, self.prepared.tying.num_states, self.config.model)
 
-    def batch(self, samples: Sequence[int], generator: torch.Generator) -> Frames:
+    def batch(self, samples: Sequence[int], generator: torch.Generator) -> FramesAndStates:
         """Windows, shifted and masked at random."""
         most = self.config.augment.shift
         shift = torch.randint(-most, most + 1, (len(samples),), generator=generator).numpy() if most else None
         frames_BTF, *others = self._gathered(*self._windows.rows(np.asarray(samples), shift))
         return masked(frames_BTF, self.config.features.bins, self.config.augment, generator), *others
 
-    def _gathered(self, rows_BT: Rows, counts_BT: NDArray[np.bool_]) -> Frames:
+    def _gathered(self, rows_BT: Rows, counts_BT: NDArray[np.bool_]) -> FramesAndStates:
         frames_BTF = self.prepared.features.frames_NF[rows_BT].astype(np.float32)
         states_BT = np.where(counts_BT, self.prepared.labels_N[rows_BT], UNLABELLED).astype(np.int64)
         gathered = torch.from_numpy(frames_BTF), torch.from_numpy(states_BT)
         return gathered if self.config.window else (*gathered, torch.from_numpy(counts_BT.sum(axis=1)))
 
-    def loss(self, module: nn.Module, batch: Frames) -> Tensor:
+    def loss(self, module: nn.Module, batch: FramesAndStates) -> Tensor:
         """Cross-entropy per frame."""
         frames_BTF, states_BT, *lengths_B = batch
         logits = module(frames_BTF, *lengths_B).flatten(0, 1)

@@ -51,7 +51,9 @@ def test_a_peers_storage_is_read_with_our_layout():
     tensors = [torch.randn(3), torch.randn(5, dtype=torch.float64), torch.randn(2, 2)]
     flat, theirs = Flat(tensors), Flat(tensors)
     theirs.read(tensors)
-    assert all(torch.equal(a, b) for a, b in zip(flat.parts_of(theirs.storage.clone()), theirs.parts, strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(flat.layout.parts_of(theirs.storage.clone()), theirs.parts, strict=True)
+    )
 
 
 def test_tied_weights_are_there_once_and_frozen_ones_not_at_all():

@@ -261,6 +261,8 @@ class Learner:
     def _refuse_strangers(self) -> None:
         """No weight may be trained by this learner alone: raise StrategyError for one that is stepped and not averaged."""
         for group in self.optimizer.param_groups:
+            if self._averaged.issuperset(map(id, group["params"])):
+                continue
             for parameter in group["params"]:
                 if parameter.grad is not None and id(parameter) not in self._averaged:
                     raise StrategyError(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +21,54 @@ ALIGNMENT = 64  # bytes: a cache line, and enough for every dtype
 
 Allocate = Callable[[int], Tensor]
 
+_NARROWER = {torch.float32: torch.float16}
+_on_gpu = attrgetter("is_cuda")
+
+
+class Layout:
+    """Where the numbers of each dtype are in a buffer of bytes: one part after the other, each aligned.
+
+    Args:
+        counts: how many numbers of which dtype, in this order.
+
+    Attributes:
+        nbytes: of the buffer.
+    """
+
+    def __init__(self, counts: Mapping[torch.dtype, int]) -> None:
+        self._counts = dict(counts)
+        self._spans: list[tuple[int, int, torch.dtype]] = []
+        self.nbytes = 0
+        for dtype, count in self._counts.items():
+            end = self.nbytes + count * dtype.itemsize
+            self._spans.append((self.nbytes, end, dtype))
+            self.nbytes = -(-end // ALIGNMENT) * ALIGNMENT
+
+    @property
+    def code(self) -> int:
+        """Equal for equal layouts, up to accident; not zero."""
+        return zlib.crc32(repr(self._spans).encode()) or 1
+
+    def parts_of(self, storage: Tensor) -> list[Tensor]:
+        """One flat view per dtype onto a storage of this layout, such as a peer's."""
+        return [storage[start:end].view(dtype) for start, end, dtype in self._spans]
+
+    def narrowed(self) -> Layout:
+        """The same numbers, those of float32 in float16; where there are float16 numbers already, nothing is narrowed."""
+        if torch.float16 in self._counts:
+            return self
+        return Layout({_NARROWER.get(dtype, dtype): count for dtype, count in self._counts.items()})
+
 
 class Flat:
     """One contiguous buffer with the shape of a list of tensors, grouped by dtype; zero at first.
 
     Attributes:
+        layout: of the storage.
         storage: all bytes, as they travel.
         parts: one flat view per dtype, for arithmetic.
         views: one view per tensor, in the order given, for copying.
+        addresses: of the views.
     """
 
     def __init__(
@@ -36,38 +77,25 @@ class Flat:
         by_dtype: dict[torch.dtype, list[int]] = {}
         for index, tensor in enumerate(tensors):
             by_dtype.setdefault(tensor.dtype, []).append(index)
-        self._spans: list[tuple[int, int, torch.dtype]] = []
-        total = 0
-        for dtype, indices in by_dtype.items():
-            nbytes = sum(tensors[i].numel() for i in indices) * dtype.itemsize
-            self._spans.append((total, total + nbytes, dtype))
-            total += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        counts = {dtype: sum(tensors[i].numel() for i in indices) for dtype, indices in by_dtype.items()}
+        self.layout = Layout(counts)
+        total = self.layout.nbytes
         self.storage = allocate(total) if allocate else torch.empty(total, dtype=torch.uint8, device=on)
         self.storage.zero_()
-        self.parts = self.parts_of(self.storage)
+        self.parts = self.layout.parts_of(self.storage)
         views: dict[int, Tensor] = {}
         for part, indices in zip(self.parts, by_dtype.values(), strict=True):
             pieces = part.split([tensors[i].numel() for i in indices])
             views.update({i: piece.view(tensors[i].shape) for i, piece in zip(indices, pieces, strict=True)})
         self.views = [views[index] for index in range(len(tensors))]
+        self.addresses = _addresses(self.views)
 
-    @property
-    def layout(self) -> int:
-        """Equal for buffers of one layout, up to accident: sizes and dtypes of the parts."""
-        return zlib.crc32(repr(self._spans).encode()) or 1
-
-    def parts_of(self, storage: Tensor) -> list[Tensor]:
-        """One flat view per dtype onto a storage of this layout, such as a peer's."""
-        return [storage[start:end].view(dtype) for start, end, dtype in self._spans]
-
-    @torch.no_grad()
     def read(self, tensors: Sequence[Tensor]) -> None:
         """This <- tensors."""
         _copy(self.views, tensors)
 
-    @torch.no_grad()
     def write(self, tensors: Sequence[Tensor]) -> None:
-        """Tensors <- this."""
+        """Tensors, detached ones, <- this."""
         _copy(tensors, self.views)
 
 
@@ -82,12 +110,21 @@ class Replica:
         self.weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not self.weights:
             raise StrategyError("the module has no parameter that requires a gradient; there is nothing to train")
-        self._own: list[Tensor] | None = None  # storages set aside while the parameters are lent
+        self._tensors: list[Tensor] = []
+        self._addresses: list[int] = []  # of those
+        self._lendable: tuple[list[Tensor], Flat] | None = None  # what `lend` has found to be of one kind
+        self._lent = False
         self._marked: list[int] | None = None
 
     def tensors(self) -> list[Tensor]:
-        """The weights for in-place copies; detached anew each time, for `.to()` replaces a parameter's storage."""
-        return [weight.detach() for weight in self.weights]
+        """The weights for in-place copies; detached anew where `.to()` has replaced a parameter's storage.
+
+        The list keeps the storages that it knows, so that no other can be at their addresses.
+        """
+        addresses = _addresses(self.weights)
+        if addresses != self._addresses:
+            self._tensors, self._addresses = [weight.detach() for weight in self.weights], addresses
+        return self._tensors
 
     def mark(self) -> None:
         """The weights are what they should be now."""
@@ -113,23 +150,26 @@ class Replica:
         Only between the hooks of one optimizer step. Where a parameter differs from its view in device (the flat is in
         host memory), dtype (after `.to`) or strides (channels last), the flat is copied in instead.
         """
-        if not all(map(_same_kind, self.weights, flat.views)):
-            self.copy_from(flat)
-            return
-        self._own = [weight.data for weight in self.weights]
-        for weight, view in zip(self.weights, flat.views, strict=True):
-            weight.data = view
+        tensors = self.tensors()
+        if self._lendable is None or self._lendable[0] is not tensors or self._lendable[1] is not flat:
+            if not all(map(_same_kind, tensors, flat.views)):
+                self.copy_from(flat)
+                return
+            self._lendable = tensors, flat
+        self._lent = True
+        _point(self.weights, flat.views)
 
     def take_back(self, flat: Flat) -> None:
         """End `lend`: the parameters have their own storage again, with the values of before."""
-        if self._own is None:
+        if not self._lent:
             self.copy_to(flat)
             return
-        for weight, view, own in zip(self.weights, flat.views, self._own, strict=True):
-            if weight.data_ptr() != view.data_ptr():  # the optimizer has put new tensors in place of the old
-                view.copy_(weight.detach())
-            weight.data = own
-        self._own = None
+        if _addresses(self.weights) != flat.addresses:  # the optimizer has put new tensors in place of the old
+            for weight, view in zip(self.weights, flat.views, strict=True):
+                if weight.data_ptr() != view.data_ptr():
+                    view.copy_(weight.detach())
+        _point(self.weights, self._tensors)
+        self._lent = False
 
     def copy_to(self, flat: Flat) -> None:
         """Flat <- the module's weights."""
@@ -153,16 +193,25 @@ def all_finite(parts: Iterable[Tensor]) -> bool:
     return True
 
 
+def _addresses(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def _point(weights: Sequence[nn.Parameter], storages: Sequence[Tensor]) -> None:
+    for weight, storage in zip(weights, storages, strict=True):
+        weight.data = storage
+
+
 def _same_kind(weight: Tensor, view: Tensor) -> bool:
     return weight.device == view.device and weight.dtype == view.dtype and weight.stride() == view.stride()
 
 
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """All copies in one call; between a GPU and pinned memory on a side stream, finished when this returns."""
-    gpu = next((tensor.device for tensor in (*targets, *sources) if tensor.is_cuda), None)
-    if gpu is None:
+    if not any(map(_on_gpu, targets)) and not any(map(_on_gpu, sources)):
         torch._foreach_copy_(list(targets), list(sources))
         return
+    gpu = next(tensor.device for tensor in (*targets, *sources) if tensor.is_cuda)
     side = torch.cuda.Stream(gpu)
     side.wait_stream(torch.cuda.current_stream(gpu))
     with torch.cuda.stream(side):

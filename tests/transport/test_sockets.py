@@ -14,7 +14,7 @@ from loopback import PATIENCE_S, loopback, outcomes, together
 
 from roundelay.errors import PeerLostError, StrategyError
 from roundelay.transport import sockets, wire
-from roundelay.transport.base import LEFT
+from roundelay.transport.base import LEFT, Request
 from roundelay.transport.channel import Channel, Header, Kind
 from roundelay.transport.wire import Hello, Purpose
 
@@ -68,16 +68,16 @@ def test_all_learners_call_each_other_at_once_and_every_reply_is_right(share_mem
 
 
 @pytest.mark.parametrize("share_memory", [True, False])
-def test_with_a_source_only_the_reply_comes_into_the_buffer(share_memory):
+def test_with_a_request_only_the_reply_comes_into_the_buffer(share_memory):
     with loopback(2, share_memory=share_memory) as (a, b):
         b.serve(lambda peer, request, reply: reply.copy_(request + 1))
         source, buffer = a.allocate(4096).fill_(5), a.allocate(4096)
         for sent in (5, 7):
-            a.call(1, buffer, source=source.fill_(sent)).result(PATIENCE_S)
+            a.call(1, buffer, Request(source.fill_(sent), lambda there: there.copy_(source))).result(PATIENCE_S)
             assert (buffer == sent + 1).all()
             assert (source == sent).all()
         elsewhere = torch.full((4096,), 9, dtype=torch.uint8)  # in no memory that could be shared
-        a.call(1, buffer, source=elsewhere).result(PATIENCE_S)
+        a.call(1, buffer, Request(elsewhere, lambda there: there.copy_(elsewhere))).result(PATIENCE_S)
         assert (buffer == 10).all()
 
 

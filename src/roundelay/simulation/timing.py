@@ -25,7 +25,7 @@ from roundelay.strategies import Strategy
 from roundelay.topology import Mixing
 from roundelay.topology.mixing import RelabelledMixing
 from roundelay.topology.permutation import permutation
-from roundelay.transport.base import Handler, Transport, Undo
+from roundelay.transport.base import Handler, Request, Transport, Undo
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
@@ -150,20 +150,21 @@ class _Hollow(Replica):
     copy_from = lend = take_back = copy_to
 
 
-class _Answer(Future[None]):
+class _Answer(Future[Tensor]):
     """A future for one thread: no locks, one listener, which is what a strategy has."""
 
     def __init__(self) -> None:
-        self._listener: Callable[[Future[None]], object] | None = None
+        self._listener: Callable[[Future[Tensor]], object] | None = None
         self._come = False
 
     def done(self) -> bool:
         return self._come
 
-    def result(self, timeout: float | None = None) -> None:
+    def result(self, timeout: float | None = None) -> Tensor:
         assert self._come
+        return _NOTHING
 
-    def add_done_callback(self, listener: Callable[[Future[None]], object]) -> None:
+    def add_done_callback(self, listener: Callable[[Future[Tensor]], object]) -> None:
         assert not self._come
         self._listener = listener
 
@@ -194,7 +195,7 @@ class _Caller(Transport):
     def allocate(self, nbytes: int) -> Tensor:
         return _NOTHING
 
-    def call(self, peer: int, buffer: Tensor, source: Tensor | None = None) -> Future[None]:
+    def call(self, peer: int, buffer: Tensor, request: Request | None = None) -> Future[Tensor]:
         answer, network, target = _Answer(), self._network, self._network.transports[peer]
 
         def arrive() -> None:

@@ -20,12 +20,13 @@ from roundelay.replica import NON_FINITE, Flat, Replica, all_finite
 from roundelay.strategies.base import Strategy, check_size
 from roundelay.strategies.dpsgd import spread
 from roundelay.topology import Mixing
-from roundelay.transport.base import Transport
+from roundelay.transport.base import Request, Transport
 
 log = logging.getLogger("roundelay")
 
 HALF = 0.5  # w: pairs meet in the middle
-PIECE = 2**17  # elements: what is subtracted is still in the cache when it is added
+PIECE = 2**18  # elements: what is subtracted is still in the cache when it is added
+ROUNDS_AHEAD = 8  # whose partners are known before they begin
 DISAGREEMENT_EVERY = 8  # exchanges: |s_i - x_j| costs a pass over the weights
 
 
@@ -66,6 +67,29 @@ class _Exchange:
                 self._end.set_result(None)
 
 
+class _Seat:
+    """A learner's place in a mixing that is laid over the living."""
+
+    def __init__(self, mixing: Mixing, living: tuple[int, ...], position: int) -> None:
+        self.mixing, self.living, self.position = mixing, living, position
+        self._ahead: tuple[int, list[int | None]] = 0, []  # the partners of some rounds, and the first of those
+
+    def partner(self, round: int) -> int | None:
+        """Whom it calls in a round."""
+        first, partners = self._ahead
+        if not first <= round < first + len(partners):
+            self.look_ahead(round)
+            first, partners = self._ahead
+        return partners[round - first]
+
+    def look_ahead(self, round: int) -> None:
+        """Find the partners of some rounds from here on, unless they are known. In any thread: the step has no time for it."""
+        first, partners = self._ahead
+        if not first <= round <= first + len(partners) - ROUNDS_AHEAD:
+            positions = [self.mixing.partner(self.position, round + k) for k in range(2 * ROUNDS_AHEAD)]
+            self._ahead = round, [None if position is None else self.living[position] for position in positions]
+
+
 class ADPSGD(Strategy):
     r"""$X \leftarrow X T_k - \alpha g(\Phi)$: gradients taken at stale weights $\Phi_i$ are applied to live ones.
 
@@ -78,6 +102,10 @@ class ADPSGD(Strategy):
     very $d/2$, however late it comes. Both apply the same rounded numbers, so the sum over learners is conserved whatever
     steps are taken meanwhile; for the same reason $s_i$ need not be of one instant, and is read without a lock.
 
+    Over sockets float32 numbers travel in half precision: $s_i$ is rounded before it is sent, with an error of at most
+    $2^{-11}$ of each weight, and d once before either end applies it. So the sum is conserved as before, and what rounding
+    adds to the spread is far below the noise of gradients. Numbers that do not fit go in full.
+
     Extra memory: live weights, the difference and (unless the transport shares memory) the request being served; once an
     exchange was set aside, another difference.
 
@@ -86,14 +114,15 @@ class ADPSGD(Strategy):
             ring: the successor in this round's permutation.
         max_lead: own steps since the last finished exchange, own or served, after which a learner waits for one; not with
             a peer that is not heard for a while: that exchange is set aside, and another neighbour called.
+        full_precision: send float32 numbers as they are.
     """
 
     synchronous = False
 
-    def __init__(self, mixing: Mixing, max_lead: int = 16) -> None:
+    def __init__(self, mixing: Mixing, max_lead: int = 16, *, full_precision: bool = False) -> None:
         if max_lead < 1:
             raise StrategyError(f"max_lead must be at least 1 step, got {max_lead}")
-        self.mixing, self.max_lead = mixing, max_lead
+        self.mixing, self.max_lead, self.full_precision = mixing, max_lead, full_precision
         self.round = 0
         self._gone: set[int] = set()
         self._quiet: set[int] = set()  # not heard for a while
@@ -108,7 +137,10 @@ class ADPSGD(Strategy):
         self._live = replica.flat(transport.allocate)
         self._live_pieces = _pieces(self._live.parts)
         self._difference = Flat(self._live.views, transport.allocate)
-        transport.layout = self._live.layout
+        self._request = Request(self._live.storage, self._packed)
+        self._narrowed = self._live.layout.narrowed()
+        self._wide = torch.empty(PIECE)  # a piece of what came in half precision
+        transport.layout = self._live.layout.code
         self._lock = threading.Lock()  # guards the live weights and the counts below
         self._exchange = self._aside = _Exchange.none()  # the last one; one that takes long
         self._failure: BaseException | None = None  # what went wrong in the background
@@ -123,7 +155,7 @@ class ADPSGD(Strategy):
     def _lay(self, mixing: Mixing, membership: Membership) -> None:
         """Lay the mixing over the living; what `_next_peer` reads is replaced in one go."""
         self.mixing, self.membership = mixing, membership
-        self._laid = mixing, membership.living, membership.position(self.transport.rank)
+        self._seat = _Seat(mixing, membership.living, membership.position(self.transport.rank))
 
     def reform(self, mixing: Mixing, membership: Membership) -> None:
         """Lay the new mixing over the living, between two exchanges."""
@@ -198,22 +230,29 @@ class ADPSGD(Strategy):
         self._started += 1
         self._edges[peer] += 1
         exchange = self._exchange = _Exchange(peer)
-        difference = self._difference
-        reply = self.transport.call(peer, difference.storage, source=self._live.storage)
-        reply.add_done_callback(lambda reply: self._replied(reply, exchange, difference))
+        reply = self.transport.call(peer, self._difference.storage, self._request)
+        reply.add_done_callback(lambda reply: self._replied(reply, exchange))
+
+    def _packed(self, buffer: Tensor) -> Tensor:
+        """What the live weights s_i are, as they travel: narrowed, if all of them fit. In some thread of the transport."""
+        if not self.full_precision:
+            packed = buffer[: self._narrowed.nbytes]
+            pieces = zip(_pieces(self._narrowed.parts_of(packed)), self._live_pieces, strict=True)
+            if all_finite(s.copy_(x) for s, x in pieces):
+                return packed
+            self.full_precision = True
+        return buffer.copy_(self._live.storage)
 
     def _next_peer(self) -> int | None:
         """The living neighbour of the next own round that has one; None if none is left."""
-        mixing, living, own = self._laid
+        seat = self._seat
         busy = None if self._aside.over else self._aside.peer
-        for _ in range(2 * mixing.size):
-            position = mixing.partner(own, self.round)
+        for _ in range(2 * seat.mixing.size):
+            peer = seat.partner(self.round)
             self.round += 1
-            if position is None or (peer := living[position]) == busy:
-                continue
-            if peer not in self._gone and peer not in self._quiet:
+            if peer is not None and peer != busy and peer not in self._gone and peer not in self._quiet:
                 return peer
-        if len(living) > 1 and not self._alone and busy is None and not self._quiet:
+        if len(seat.living) > 1 and not self._alone and busy is None and not self._quiet:
             self._alone = True
             log.warning("learner %d has no neighbour left to exchange with and goes on alone", self.transport.rank)
         return None
@@ -223,14 +262,25 @@ class ADPSGD(Strategy):
 
         Raises RefusedError, with nothing changed, for weights that are not finite or not of this model.
         """
-        if request.nbytes != self._live.storage.nbytes:
-            raise RefusedError(peer, "another model")
-        sent, differences = (_pieces(self._live.parts_of(storage)) for storage in (request, reply))
+        sent, differences = self._pieces_of(request, peer), self._pieces_of(reply, peer)
         with self._lock:
             pieces = zip(sent, self._live_pieces, differences, strict=True)
-            self._add(HALF, (torch.sub(s, x, out=d) for s, x, d in pieces), peer)
+            self._add(HALF, (self._subtract(s, x, d) for s, x, d in pieces), peer)
             self._served += 1
             self._exchanged()
+
+    def _subtract(self, s: Tensor, x: Tensor, d: Tensor) -> Tensor:
+        return torch.sub(s, x, out=d) if s.dtype == x.dtype else d.copy_(self._as_wide(s).sub_(x))
+
+    def _pieces_of(self, storage: Tensor, peer: int) -> list[Tensor]:
+        """Of weights as a peer has sent them. Raises RefusedError if they are not of this model."""
+        layout = self._narrowed if storage.nbytes == self._narrowed.nbytes else self._live.layout
+        if storage.nbytes != layout.nbytes:
+            raise RefusedError(peer, "another model")
+        return _pieces(layout.parts_of(storage))
+
+    def _as_wide(self, piece: Tensor) -> Tensor:
+        return self._wide[: piece.numel()].copy_(piece)
 
     def _add(self, factor: float, differences: Iterable[Tensor], peer: int) -> None:
         """x <- x + factor d, for pieces of d as they come; halving is exact, so both ends add the same numbers.
@@ -239,27 +289,29 @@ class ADPSGD(Strategy):
         """
         added: list[tuple[Tensor, Tensor]] = []
         for d, x in zip(differences, self._live_pieces, strict=True):
-            if not all_finite([d]):
+            wide = d if d.dtype == x.dtype else self._as_wide(d)
+            if not all_finite([wide]):
                 for earlier, changed in added:
                     changed.sub_(earlier, alpha=factor)
                 raise RefusedError(peer, NON_FINITE)
-            x.add_(d, alpha=factor)
+            x.add_(wide, alpha=factor)
             added.append((d, x))
 
     def _take_back(self, peer: int, reply: Tensor) -> None:
         """The caller never got d, so x_j <- x_j - d/2 keeps the sum."""
+        differences = self._pieces_of(reply, peer)
         with self._lock:
-            for difference, live in zip(self._live.parts_of(reply), self._live.parts, strict=True):
-                live.sub_(difference, alpha=HALF)
+            for d, x in zip(differences, self._live_pieces, strict=True):
+                x.sub_(d, alpha=HALF)
             self._served -= 1
 
-    def _replied(self, reply: Future[None], exchange: _Exchange, difference: Flat) -> None:
+    def _replied(self, reply: Future[Tensor], exchange: _Exchange) -> None:
         """x_i <- x_i - d/2. In some thread of the transport, or on the virtual clock."""
         try:
-            reply.result()
-            self._apply_reply(exchange.peer, difference)
+            self._apply_reply(exchange.peer, reply.result())
         except RefusedError as error:
             self._failed += 1
+            self.full_precision |= error.reason == NON_FINITE  # a difference may be larger than float16 knows
             if reply.exception() is None:
                 self.transport.refused.count(error.reason, f"a reply of learner {error.peer}")
         except PeerLostError as error:
@@ -267,15 +319,19 @@ class ADPSGD(Strategy):
             self._gone.add(error.peer)
         except BaseException as error:  # a future swallows what its callbacks raise: hand it to the training thread
             self._failure = error
+        self._seat.look_ahead(self.round)
         exchange.finish()
 
-    def _apply_reply(self, peer: int, d: Flat) -> None:
+    def _apply_reply(self, peer: int, reply: Tensor) -> None:
+        differences = self._pieces_of(reply, peer)
         with self._lock:
-            self._add(-HALF, _pieces(d.parts), peer)
+            self._add(-HALF, differences, peer)
             self._finished += 1
             self._exchanged()
         if self._finished % DISAGREEMENT_EVERY == 1:
-            norms = [torch.linalg.vector_norm(part) for part in d.parts]
+            norms = [
+                torch.linalg.vector_norm(d, dtype=x.dtype) for d, x in zip(differences, self._live_pieces, strict=True)
+            ]
             self._disagreement2 = sum(float(norm) ** 2 for norm in norms)
 
     def _exchanged(self) -> None:

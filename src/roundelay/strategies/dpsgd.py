@@ -40,7 +40,7 @@ class DPSGD(Strategy):
         super().attach(replica, transport, membership)
         self._position = membership.position(transport.rank)
         self._outgoing = Flat(replica.tensors(), transport.allocate)
-        transport.layout = self._outgoing.layout
+        transport.layout = self._outgoing.layout.code
         self._incoming: list[Flat] = []
         self._disagreement2, self._measure = 0.0, False
         self._restarted = False

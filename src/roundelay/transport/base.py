@@ -15,11 +15,25 @@ from torch import Tensor
 from roundelay.transport.refusals import Refusals
 
 Handler = Callable[[int, Tensor, Tensor], None]
-"""Answers a call: (peer, request, reply). It reads the request once, which may change meanwhile, and fills the reply, which may
-be the same memory.
+"""Answers a call: (peer, request, reply). It reads the request once, which may change meanwhile, and fills the reply, which is as
+long and may be the same memory.
 
 It may raise RefusedError, having changed nothing: the call comes to nothing, and no more.
 """
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a call sends, read without a lock when the transport or the peer gets to it.
+
+    Attributes:
+        memory: read where it is by a peer that shares memory with us.
+        pack: for the others: writes it into the call's buffer, and returns the part of that which is to travel.
+    """
+
+    memory: Tensor
+    pack: Callable[[Tensor], Tensor]
+
 
 Undo = Callable[[int, Tensor], None]
 """Takes back what a handler did: (peer, reply)."""
@@ -103,11 +117,10 @@ class Transport(ABC):
         """Send `outgoing` to every peer of `incoming`, and fill `incoming` with what they send in the same round."""
 
     @abstractmethod
-    def call(self, peer: int, buffer: Tensor, source: Tensor | None = None) -> Future[None]:
-        """Send `buffer` to `peer`, whose handler answers at once; the reply replaces it.
+    def call(self, peer: int, buffer: Tensor, request: Request | None = None) -> Future[Tensor]:
+        """Send `buffer` to `peer`, whose handler answers at once; the reply, as long as what was sent, replaces it.
 
-        With a `source` that is sent instead, read without a lock when the transport or the peer gets to it, and `buffer` takes
-        the reply only.
+        With a `request` that is sent instead, and `buffer` takes the reply only.
         """
 
     @abstractmethod

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from roundelay.transport.wire import Hello
 
 MESSAGE_LIMIT_BYTES = 2**40
+SYSCALL_BYTES = 2**18  # at a time: a kernel that does not preempt itself keeps whoever computes waiting for the whole of a call
 CHECKSUM = "checksum"
 
 # With its seal a header has 64 bytes: the kernel copies a payload behind it that is aligned to cache lines in half the time.
@@ -103,17 +104,19 @@ class Channel:
         encrypted = isinstance(connection, ssl.SSLSocket)  # which knows no flags
         self._more, self._all = (0, 0) if encrypted else (socket.MSG_MORE, socket.MSG_WAITALL)
 
-    def send(self, header: Header, payload: Tensor | None = None, source: Tensor | None = None) -> int:
-        """Send a message; the number of bytes. The payload must not change meanwhile; a `source`, copied to it first, may."""
+    def send(self, header: Header, payload: Tensor | None = None) -> int:
+        """Send a message; the number of bytes. The payload must not change meanwhile."""
         if payload is not None:
-            header = replace(header, checksum=checksum(payload, source))
+            header = replace(header, checksum=checksum(payload))
         packed = header.pack()
         sealed = packed + self._outgoing.of(packed)
         if payload is None:
             self.connection.sendall(sealed)
             return len(sealed)
         self.connection.sendall(sealed, self._more)
-        self.connection.sendall(_bytes(payload))
+        view = _bytes(payload)
+        for start in range(0, len(view), SYSCALL_BYTES):
+            self.connection.sendall(view[start : start + SYSCALL_BYTES])
         return len(sealed) + payload.nbytes
 
     def refuse(self, reason: str) -> None:
@@ -145,7 +148,7 @@ class Channel:
 
     def _fill(self, view: memoryview) -> None:
         while view:
-            count = self.connection.recv_into(view, len(view), self._all)
+            count = self.connection.recv_into(view, min(len(view), SYSCALL_BYTES), self._all)
             if count == 0:
                 raise ConnectionError("the connection was closed in the middle of a message")
             view = view[count:]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from itertools import repeat
 
 import numpy as np
 from torch import Tensor
 
 CHECKSUM_BYTES = 8
-PIECE_BYTES = 2**19  # of a payload that is still in the cache when it is summed
+PIECE_BYTES = 2**20  # of a payload that is still in the cache when it is summed
 _ROW_BYTES = 2**14
 
 
@@ -41,12 +40,9 @@ class Checksum:
         return self._digest.digest()
 
 
-def checksum(payload: Tensor, source: Tensor | None = None) -> bytes:
-    """Of a payload; with a `source`, of that as it was while the payload became a copy of it."""
+def checksum(payload: Tensor) -> bytes:
+    """Of a payload."""
     sums = Checksum()
-    sources = repeat(None) if source is None else source.split(PIECE_BYTES)
-    for piece, original in zip(payload.split(PIECE_BYTES), sources, strict=False):
-        if original is not None:
-            piece.copy_(original)
+    for piece in payload.split(PIECE_BYTES):
         sums.add(piece)
     return sums.digest()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from roundelay.clock import VirtualClock
 from roundelay.errors import PeerLostError, RefusedError, RoundelayError
 from roundelay.membership.pulse import QUIET_S, SILENCE_S, SILENT
-from roundelay.transport.base import GAVE_UP, LEFT, Handler, Transport, Undo
+from roundelay.transport.base import GAVE_UP, LEFT, Handler, Request, Transport, Undo
 
 REFUSED = "it serves no more calls"
 
@@ -166,9 +167,9 @@ class MemoryTransport(Transport):
         self._finished: Future[None] | None = None
         self._finishing_with: tuple[int, ...] = ()
 
-    def pending(self, peers: tuple[int, ...]) -> Future[None]:
+    def pending(self, peers: tuple[int, ...]) -> Future[Any]:
         """A future that fails when one of `peers` is lost."""
-        future: Future[None] = Future()
+        future: Future[Any] = Future()
         for peer in peers:
             if peer in self._lost:
                 future.set_exception(PeerLostError(peer, self._lost[peer]))
@@ -224,18 +225,17 @@ class MemoryTransport(Transport):
         else:
             self._early[round, peer] = payload
 
-    def call(self, peer: int, buffer: Tensor, source: Tensor | None = None) -> Future[None]:
-        """Request there, handler, reply back."""
+    def call(self, peer: int, buffer: Tensor, request: Request | None = None) -> Future[Tensor]:
+        """Request there, handler, reply back; a request is its memory, as between learners of one machine."""
         future = self.pending((peer,))
         if future.done():
             return future
-        target, message = self.network.transports[peer], (buffer if source is None else source).clone()
+        target, message = self.network.transports[peer], (request.memory if request else buffer).clone()
 
         def replied() -> None:
             self._answered.discard(future)
             if not future.done():
-                buffer.copy_(message)
-                future.set_result(None)
+                future.set_result(buffer.copy_(message))
 
         def ended(error: RoundelayError) -> None:
             self._answered.discard(future)

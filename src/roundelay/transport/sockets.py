@@ -22,7 +22,7 @@ from torch import Tensor
 from roundelay.errors import HandshakeError, PeerLostError, RefusedError, StrategyError
 from roundelay.membership.pulse import BEAT_S
 from roundelay.transport import shared, wire
-from roundelay.transport.base import Collectives, Handler, Transport, Undo
+from roundelay.transport.base import Collectives, Handler, Request, Transport, Undo
 from roundelay.transport.channel import Channel, Header, Kind
 from roundelay.transport.gate import Gate, hang_up
 from roundelay.transport.inbox import Inbox
@@ -172,20 +172,29 @@ class SocketTransport(Transport):
 
     # Requests of ours ---------------------------------------------------------------------------------------------
 
-    def call(self, peer: int, buffer: Tensor, source: Tensor | None = None) -> Future[None]:
+    def call(self, peer: int, buffer: Tensor, request: Request | None = None) -> Future[Tensor]:
         """Request there, reply back into the buffer, on the lane to `peer`."""
-        return self._callers.submit(self._call, peer, buffer, source)
+        return self._callers.submit(self._call, peer, buffer, request)
 
-    def _call(self, peer: int, buffer: Tensor, source: Tensor | None) -> None:
+    def _call(self, peer: int, buffer: Tensor, request: Request | None) -> Tensor:
         with self._losing(peer), self._lane(peer) as lane:
-            header = self._announce(lane, Kind.CALL, buffer, source=source)
-            if header.source_fd < 0 <= header.shared_fd and source is not None:
-                buffer.copy_(source)
-            with self._withdrawing(buffer, header):
-                self._send(lane, header, buffer, source)
-                reply = self._answer_of(lane, Kind.REPLY)
-                if header.shared_fd < 0:
-                    self._inbox.receive(lane.channel, buffer, reply)
+            if (fd := self._shared_fd(lane, buffer)) >= 0:
+                self._call_in_place(lane, buffer, fd, request)
+                return buffer
+            payload = request.pack(buffer) if request else buffer
+            self._send(lane, Header(Kind.CALL, payload.nbytes, layout=self.layout), payload)
+            self._inbox.receive(lane.channel, payload, self._answer_of(lane, Kind.REPLY))
+            return payload
+
+    def _call_in_place(self, lane: _Lane, buffer: Tensor, fd: int, request: Request | None) -> None:
+        """Through shared memory: the peer reads the request and writes the reply where they are."""
+        source_fd = self._shared_fd(lane, request.memory) if request else -1
+        if request and source_fd < 0:
+            buffer.copy_(request.memory)
+        header = Header(Kind.CALL, buffer.nbytes, shared_fd=fd, source_fd=source_fd, layout=self.layout)
+        with self._withdrawing(buffer):
+            self._send(lane, header)
+            self._answer_of(lane, Kind.REPLY)
 
     def _answer_of(self, lane: _Lane, expected: Kind) -> Header:
         try:
@@ -195,12 +204,12 @@ class SocketTransport(Transport):
             raise
 
     @contextlib.contextmanager
-    def _withdrawing(self, buffer: Tensor, header: Header) -> Iterator[None]:
+    def _withdrawing(self, buffer: Tensor) -> Iterator[None]:
         """If a call fails while its peer may still write the reply into our memory, that becomes other memory."""
         try:
             yield
         except OSError as error:
-            if self._memory and header.shared_fd >= 0 and not isinstance(error, PeerLostError):  # which is an answer
+            if self._memory and not isinstance(error, PeerLostError):  # which is an answer
                 self._memory.withdraw(buffer)
             raise
 
@@ -238,9 +247,10 @@ class SocketTransport(Transport):
 
     def _push(self, peer: int, round: int, outgoing: Tensor) -> None:
         with self._losing(peer), self._lane(peer) as lane:
-            header = self._announce(lane, Kind.SWAP, outgoing, round)
+            fd = self._shared_fd(lane, outgoing)
+            header = Header(Kind.SWAP, outgoing.nbytes, round, fd, layout=self.layout)
             for attempts_left in reversed(range(SWAP_ATTEMPTS)):
-                self._send(lane, header, outgoing)
+                self._send(lane, header, outgoing if fd < 0 else None)
                 try:
                     self._answer_of(lane, Kind.TAKEN)  # the buffer may change again
                     return
@@ -255,17 +265,12 @@ class SocketTransport(Transport):
 
         self._callers.submit(push)
 
-    def _announce(
-        self, lane: _Lane, kind: Kind, buffer: Tensor, round: int = 0, source: Tensor | None = None
-    ) -> Header:
-        memory = self._memory if lane.peer.host == self._host else None
-        fd = memory.locate(buffer) if memory else -1
-        source_fd = memory.locate(source) if memory and fd >= 0 and source is not None else -1
-        return Header(kind, buffer.nbytes, round, fd, source_fd, self.layout)
+    def _shared_fd(self, lane: _Lane, buffer: Tensor) -> int:
+        """Where the peer finds the buffer in memory of ours, -1 if it does not."""
+        return self._memory.locate(buffer) if self._memory and lane.peer.host == self._host else -1
 
-    def _send(self, lane: _Lane, header: Header, payload: Tensor, source: Tensor | None = None) -> None:
-        nbytes = lane.channel.send(header, payload if header.shared_fd < 0 else None, source)
-        self.traffic.sent(lane.peer.rank, nbytes)
+    def _send(self, lane: _Lane, header: Header, payload: Tensor | None = None) -> None:
+        self.traffic.sent(lane.peer.rank, lane.channel.send(header, payload))
 
     @contextlib.contextmanager
     def _lane(self, peer: int) -> Iterator[_Lane]:

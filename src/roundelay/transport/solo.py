@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from torch import Tensor
 
 from roundelay.clock import done
-from roundelay.transport.base import Handler, Transport, Undo
+from roundelay.transport.base import Handler, Request, Transport, Undo
 
 
 class SoloTransport(Transport):
@@ -22,7 +22,7 @@ class SoloTransport(Transport):
         assert not incoming
         return done()
 
-    def call(self, peer: int, buffer: Tensor, source: Tensor | None = None) -> Future[None]:
+    def call(self, peer: int, buffer: Tensor, request: Request | None = None) -> Future[Tensor]:
         """Never asked for: a mixing of one learner has no neighbours."""
         raise AssertionError(f"there is no learner {peer} in a world of one")
 

@@ -93,11 +93,12 @@ class BytesOnly:
 
     @staticmethod
     def _prepare(*connections: socket.socket) -> None:
-        from roundelay.transport import sockets, wire
+        from roundelay.transport import wire
+        from roundelay.transport.turns import give_way
 
         for connection in connections:
             wire.tune(connection)
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), sockets.NICENESS)
+        give_way(patient=True)
 
     @staticmethod
     def _receive(connection: socket.socket, view: memoryview) -> None:

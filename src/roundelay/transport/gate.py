@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import queue
 import socket
 import threading
 import time
@@ -52,7 +53,9 @@ class Gate:
         self._strangers: list[socket.socket] = []  # which have not proved anything yet, the oldest first
         self._threads: set[threading.Thread] = set()
         self._closed = False
+        self._to_start: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._start("roundelay-accept", self._accept)
+        self._start("roundelay-start", self._start_what_comes)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -70,6 +73,14 @@ class Gate:
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
         self._threads.add(thread)  # after: close() joins what is here, and only a thread that has started can be joined
+
+    def start(self, work: Callable[[], None]) -> None:
+        """In a new thread, with the priority of those that the gate starts: a thread's own children would inherit its own."""
+        self._to_start.put(work)
+
+    def _start_what_comes(self) -> None:
+        while (work := self._to_start.get()) is not None:
+            self._start("roundelay-lane", work)
 
     def _accept(self) -> None:
         while True:
@@ -115,6 +126,7 @@ class Gate:
         for connection in (self._listener, *strangers):
             hang_up(connection)
         self._listener.close()
+        self._to_start.put(None)
 
     def join(self) -> None:
         """Wait until those who were welcomed have gone, and nobody is at the door."""

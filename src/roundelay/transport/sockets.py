@@ -8,11 +8,12 @@ the watch gives a peer up, its lanes are shut down and those threads wake with a
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import socket
-import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 
@@ -28,12 +29,11 @@ from roundelay.transport.gate import Gate, hang_up
 from roundelay.transport.inbox import Inbox
 from roundelay.transport.security import Security
 from roundelay.transport.swaps import SwapBoard
+from roundelay.transport.turns import Turns, give_way
 from roundelay.transport.watch import Event, Watch
 from roundelay.transport.wire import Hello, Purpose
 
 log = logging.getLogger("roundelay")
-
-NICENESS = 10  # a tenth of a core's time where computation wants it all: exchanges get thinner there, but never starve
 
 Address = tuple[str, int]
 
@@ -106,9 +106,8 @@ class SocketTransport(Transport):
         self._offered: Callable[[], Tensor] = lambda: torch.empty(0, dtype=torch.uint8)
         self._offering = threading.Event()
         self._inbox = Inbox(self, self._memory, self.fail)
-        self._callers = ThreadPoolExecutor(
-            max_workers=max(2, min(size, 32)), thread_name_prefix="roundelay-call", initializer=_yield_to_training
-        )
+        self._turns = Turns()
+        self._callers, self._patient_callers = (_callers(size, patient=patient) for patient in (False, True))
         self._watch = Watch(self._noticed)
         self._gate = Gate(listener, security, self.refused, self._welcome, rank=rank, host=self._host)
 
@@ -174,9 +173,11 @@ class SocketTransport(Transport):
 
     def call(self, peer: int, buffer: Tensor, request: Request | None = None) -> Future[Tensor]:
         """Request there, reply back into the buffer, on the lane to `peer`."""
-        return self._callers.submit(self._call, peer, buffer, request)
+        callers = self._patient_callers if self._turns.patient else self._callers
+        return callers.submit(self._call, peer, buffer, request, time.monotonic())
 
-    def _call(self, peer: int, buffer: Tensor, request: Request | None) -> Tensor:
+    def _call(self, peer: int, buffer: Tensor, request: Request | None, asked_s: float) -> Tensor:
+        self._turns.waited(time.monotonic() - asked_s)
         with self._losing(peer), self._lane(peer) as lane:
             if (fd := self._shared_fd(lane, buffer)) >= 0:
                 self._call_in_place(lane, buffer, fd, request)
@@ -316,31 +317,36 @@ class SocketTransport(Transport):
         if hello.purpose == Purpose.WATCH:
             self._watch.add(hello.rank, connection)
             return
-        _yield_to_training()
         with self._state:
             if self._closed:
                 connection.close()
                 return
             self._accepted[connection] = hello.rank
-        channel = Channel(connection, hello)
+        self._serve_lane(Channel(connection, hello))
+
+    def _serve_lane(self, channel: Channel) -> None:
+        """Until its end, or until threads are to be of the other kind: then the next one goes on."""
+        patient = self._turns.patient
+        give_way(patient=patient)
         try:
-            while True:
+            while self._turns.patient == patient:
                 self._serve_one(channel)
+            self._gate.start(functools.partial(self._serve_lane, channel))
+            return
         except HandshakeError as error:
-            self.refused.count(HEADER, f"a message of learner {hello.rank}, and closed its connection ({error})")
+            self.refused.count(HEADER, f"a message of learner {channel.peer.rank}, and closed its connection ({error})")
         except OSError:
             pass  # the peer has left or was given up; the watch tells whom it concerns
         except BaseException as error:  # it is raised where the training thread looks next
             self.fail(error)
-        finally:
-            self._forget(connection, hello)
+        self._forget(channel)
 
-    def _forget(self, connection: socket.socket, hello: Hello) -> None:
+    def _forget(self, channel: Channel) -> None:
         with self._state:
-            self._accepted.pop(connection, None)
-        connection.close()
+            self._accepted.pop(channel.connection, None)
+        channel.connection.close()
         if self._memory:
-            self._memory.forget(hello.pid)
+            self._memory.forget(channel.peer.pid)
 
     def _serve_one(self, channel: Channel) -> None:
         header = channel.receive()
@@ -493,10 +499,12 @@ class SocketTransport(Transport):
         for connection in connections:
             hang_up(connection)
         self._callers.shutdown(wait=True)
+        self._patient_callers.shutdown(wait=True)
         self._gate.join()
-        for lane in self._lanes.values():
-            if lane.opened:
-                lane.connection.close()
+        with self._state:
+            connections += self._accepted  # one that nobody has served any more
+        for connection in connections:
+            connection.close()
         self._collectives.close()
         if self._memory:
             self._memory.close()
@@ -508,7 +516,9 @@ def _settle(future: Future[None], error: BaseException | None) -> None:
         future.set_exception(error) if error else future.set_result(None)
 
 
-def _yield_to_training() -> None:
-    """Give the calling thread way to those that compute; on Linux every thread has a priority of its own."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+def _callers(size: int, *, patient: bool) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(
+        max_workers=max(2, min(size, 32)),
+        thread_name_prefix="roundelay-call",
+        initializer=functools.partial(give_way, patient=patient),
+    )

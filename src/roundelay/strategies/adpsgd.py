@@ -8,6 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from roundelay.transport.base import Request, Transport
 log = logging.getLogger("roundelay")
 
 HALF = 0.5  # w: pairs meet in the middle
-PIECE = 2**18  # elements: what is subtracted is still in the cache when it is added
+PIECE = 2**18  # elements that are exchanged under one lock
 ROUNDS_AHEAD = 8  # whose partners are known before they begin
 DISAGREEMENT_EVERY = 8  # exchanges: |s_i - x_j| costs a pass over the weights
 
@@ -65,6 +66,29 @@ class _Exchange:
         if self._end is not None:
             with contextlib.suppress(InvalidStateError):  # both threads have come here
                 self._end.set_result(None)
+
+
+class _FairLock:
+    """A lock that whoever has waited for it gets before those who come later, even from the one who has just released it."""
+
+    def __init__(self) -> None:
+        self._entry, self._lock = threading.Lock(), threading.Lock()
+
+    def acquire(self) -> None:
+        with self._entry:
+            self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()
 
 
 class _Seat:
@@ -141,7 +165,7 @@ class ADPSGD(Strategy):
         self._narrowed = self._live.layout.narrowed()
         self._wide = torch.empty(PIECE)  # a piece of what came in half precision
         transport.layout = self._live.layout.code
-        self._lock = threading.Lock()  # guards the live weights and the counts below
+        self._lock = _FairLock()  # guards the live weights and the counts below
         self._exchange = self._aside = _Exchange.none()  # the last one; one that takes long
         self._failure: BaseException | None = None  # what went wrong in the background
         self._spare: Flat | None = None
@@ -263,14 +287,10 @@ class ADPSGD(Strategy):
         Raises RefusedError, with nothing changed, for weights that are not finite or not of this model.
         """
         sent, differences = self._pieces_of(request, peer), self._pieces_of(reply, peer)
+        self._add(HALF, differences, peer, sent)
         with self._lock:
-            pieces = zip(sent, self._live_pieces, differences, strict=True)
-            self._add(HALF, (self._subtract(s, x, d) for s, x, d in pieces), peer)
             self._served += 1
             self._exchanged()
-
-    def _subtract(self, s: Tensor, x: Tensor, d: Tensor) -> Tensor:
-        return torch.sub(s, x, out=d) if s.dtype == x.dtype else d.copy_(self._as_wide(s).sub_(x))
 
     def _pieces_of(self, storage: Tensor, peer: int) -> list[Tensor]:
         """Of weights as a peer has sent them. Raises RefusedError if they are not of this model."""
@@ -282,27 +302,37 @@ class ADPSGD(Strategy):
     def _as_wide(self, piece: Tensor) -> Tensor:
         return self._wide[: piece.numel()].copy_(piece)
 
-    def _add(self, factor: float, differences: Iterable[Tensor], peer: int) -> None:
-        """x <- x + factor d, for pieces of d as they come; halving is exact, so both ends add the same numbers.
+    def _add(
+        self, factor: float, differences: list[Tensor], peer: int, sent: Iterable[Tensor | None] = repeat(None)
+    ) -> None:
+        """x <- x + factor d, where d = s - x first if s was sent; halving is exact, so both ends add the same numbers.
 
-        Raises RefusedError if one is not finite; those before it are taken back. A piece is in the cache when it is looked at.
+        Piece by piece: what is subtracted is still in the cache when it is added, and a step waits for no more than a piece. For
+        one that comes between two pieces the sum over learners is conserved as well.
+
+        Raises RefusedError if a number is not finite; pieces before it are taken back.
         """
-        added: list[tuple[Tensor, Tensor]] = []
-        for d, x in zip(differences, self._live_pieces, strict=True):
-            wide = d if d.dtype == x.dtype else self._as_wide(d)
-            if not all_finite([wide]):
-                for earlier, changed in added:
-                    changed.sub_(earlier, alpha=factor)
+        for done, (s, x, d) in enumerate(zip(sent, self._live_pieces, differences, strict=False)):
+            with self._lock:
+                if s is not None:
+                    torch.sub(s, x, out=d) if s.dtype == x.dtype else d.copy_(self._as_wide(s).sub_(x))
+                wide = d if d.dtype == x.dtype else self._as_wide(d)
+                if finite := all_finite([wide]):
+                    x.add_(wide, alpha=factor)
+            if not finite:
+                self._subtract(factor, differences[:done])
                 raise RefusedError(peer, NON_FINITE)
-            x.add_(wide, alpha=factor)
-            added.append((d, x))
+
+    def _subtract(self, factor: float, differences: list[Tensor]) -> None:
+        """x <- x - factor d, for the first pieces or all."""
+        for x, d in zip(self._live_pieces, differences, strict=False):
+            with self._lock:
+                x.sub_(d, alpha=factor)
 
     def _take_back(self, peer: int, reply: Tensor) -> None:
         """The caller never got d, so x_j <- x_j - d/2 keeps the sum."""
-        differences = self._pieces_of(reply, peer)
+        self._subtract(HALF, self._pieces_of(reply, peer))
         with self._lock:
-            for d, x in zip(differences, self._live_pieces, strict=True):
-                x.sub_(d, alpha=HALF)
             self._served -= 1
 
     def _replied(self, reply: Future[Tensor], exchange: _Exchange) -> None:
@@ -324,8 +354,8 @@ class ADPSGD(Strategy):
 
     def _apply_reply(self, peer: int, reply: Tensor) -> None:
         differences = self._pieces_of(reply, peer)
+        self._add(-HALF, differences, peer)
         with self._lock:
-            self._add(-HALF, differences, peer)
             self._finished += 1
             self._exchanged()
         if self._finished % DISAGREEMENT_EVERY == 1:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from roundelay.transport.wire import Hello
 
 MESSAGE_LIMIT_BYTES = 2**40
-SYSCALL_BYTES = 2**18  # at a time: a kernel that does not preempt itself keeps whoever computes waiting for the whole of a call
+SYSCALL_BYTES = (
+    2**18
+)  # at a time: a kernel that does not preempt itself keeps whoever computes waiting for the whole of a call
 CHECKSUM = "checksum"
 
 # With its seal a header has 64 bytes: the kernel copies a payload behind it that is aligned to cache lines in half the time.

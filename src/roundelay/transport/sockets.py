@@ -492,22 +492,22 @@ class SocketTransport(Transport):
         self.serve(None)
         self._offering.set()
         self._watch.close(failure)
-        with self._state:
-            connections = [*self._accepted, *(lane.connection for lane in self._lanes.values() if lane.opened)]
         self._swaps.close()
         self._gate.close()
-        for connection in connections:
+        for connection in self._connections():
             hang_up(connection)
         self._callers.shutdown(wait=True)
         self._patient_callers.shutdown(wait=True)
         self._gate.join()
-        with self._state:
-            connections += self._accepted  # one that nobody has served any more
-        for connection in connections:
+        for connection in self._connections():  # also one that nobody came to serve any more, or that was opened meanwhile
             connection.close()
         self._collectives.close()
         if self._memory:
             self._memory.close()
+
+    def _connections(self) -> list[socket.socket]:
+        with self._state:
+            return [*self._accepted, *(lane.connection for lane in self._lanes.values() if lane.opened)]
 
 
 def _settle(future: Future[None], error: BaseException | None) -> None:

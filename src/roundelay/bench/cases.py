@@ -29,7 +29,7 @@ class Case:
     Attributes:
         strategy: "none" (no communication), "ddp" (torch's), or one of ours.
         topology: of dpsgd and adpsgd.
-        transport: "sockets" or "shared-memory"; "gloo" for collectives.
+        transport: "sockets", "sockets-float32" (adpsgd in full precision) or "shared-memory"; "gloo" for collectives.
         parameters: of the model.
         step_s: emulated time of a step.
         slow: how many times slower learner `slow_learner` is; 1 for a balanced run.
@@ -61,7 +61,9 @@ def make_strategy(case: Case, size: int) -> Strategy:
         "allreduce": Allreduce,
         "delay-by-one": DelayByOne,
         "dpsgd": lambda: DPSGD(named(case.topology or "ring", size)),
-        "adpsgd": lambda: ADPSGD(named(case.topology or "ring", size)),
+        "adpsgd": lambda: ADPSGD(
+            named(case.topology or "ring", size), full_precision=case.transport == "sockets-float32"
+        ),
     }
     return makers[case.strategy]()
 

@@ -28,6 +28,7 @@ OURS = (
     ("adpsgd", "ring", "shared-memory"),
     ("adpsgd", "random-ring", "shared-memory"),
     ("adpsgd", "random-ring", "sockets"),
+    ("adpsgd", "random-ring", "sockets-float32"),
 )
 
 

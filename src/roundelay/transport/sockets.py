@@ -499,7 +499,9 @@ class SocketTransport(Transport):
         self._callers.shutdown(wait=True)
         self._patient_callers.shutdown(wait=True)
         self._gate.join()
-        for connection in self._connections():  # also one that nobody came to serve any more, or that was opened meanwhile
+        for (
+            connection
+        ) in self._connections():  # also one that nobody came to serve any more, or that was opened meanwhile
             connection.close()
         self._collectives.close()
         if self._memory:

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from roundelay.errors import StrategyError
-from roundelay.replica import ALIGNMENT, Flat, Replica
+from roundelay.replica import ALIGNMENT, Flat, Layout, Replica
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -178,3 +178,51 @@ def test_every_optimizer_steps_on_lent_weights_as_on_its_own(name, kind):
                 optimizer.step()
     for a, b in zip(plain.parameters(), lent.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+@given(counts=st.lists(st.integers(1, 300), min_size=4, max_size=4))
+def test_a_narrowed_layout_has_the_same_numbers_in_the_same_order_and_another_length(counts):
+    layout = Layout(dict(zip((torch.float32, torch.float64, torch.bfloat16, torch.int64), counts, strict=True)))
+    narrowed = layout.narrowed()
+    assert narrowed is layout or narrowed.nbytes < layout.nbytes
+    storage = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    assert [len(part) for part in narrowed.parts_of(storage)] == counts
+    assert [len(part) for part in layout.parts_of(storage)] == counts
+
+
+def test_float16_weights_beside_float32_ones_are_not_mixed_up():
+    layout = Layout({torch.float32: 1000, torch.float16: 1000})
+    assert layout.narrowed() is layout
+
+
+def test_tensors_are_made_anew_only_where_a_parameter_has_other_memory():
+    module = nn.Linear(3, 2)
+    replica = Replica(module)
+    first = replica.tensors()
+    assert replica.tensors() is first
+    module.weight.data = module.weight.data.clone()
+    second = replica.tensors()
+    assert second is not first
+    assert second[0].data_ptr() == module.weight.data_ptr()
+    module.double()
+    assert all(tensor.dtype == torch.float64 for tensor in replica.tensors())
+
+
+def test_after_other_memory_or_another_dtype_the_flat_is_still_lent():
+    module = nn.Linear(3, 2)
+    replica = Replica(module)
+    flat = replica.flat()
+    for change in (lambda: None, lambda: setattr(module.weight, "data", module.weight.data.clone()), module.double):
+        change()
+        own = [weight.data_ptr() for weight in replica.weights]
+        replica.lend(flat)
+        with torch.no_grad():
+            for weight in replica.weights:
+                weight.add_(1.0)
+        before = [view.clone() for view in flat.views]
+        replica.take_back(flat)
+        assert [weight.data_ptr() for weight in replica.weights] == own
+        replica.copy_from(flat)
+        for weight, view, earlier in zip(replica.weights, flat.views, before, strict=True):
+            assert torch.equal(weight.float(), view)
+            assert weight.dtype == torch.float64 or torch.equal(view, earlier)

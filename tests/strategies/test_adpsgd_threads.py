@@ -1,13 +1,16 @@
 """AD-PSGD hammered: real threads and sockets, learners that step as fast as they can."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
-from loopback import loopback, together
+from loopback import PATIENCE_S, loopback, together
 from torch import nn
 
 from roundelay.learner import Learner
-from roundelay.strategies import ADPSGD
+from roundelay.strategies import ADPSGD, adpsgd
 from roundelay.topology import random_ring
 
 SIZE, PARAMETERS = 4, 5000
@@ -18,24 +21,24 @@ def vector(module):
     return module.weight.detach().flatten().numpy().copy()
 
 
-def hammer(share_memory, steps, lr, scatter=0.0):
+def hammer(share_memory, steps, lr, scatter=0.0, dtype=torch.float64):
     """Train all learners in threads; weights at the start and at the end, the updates applied, and metrics."""
     initial, updates, final, metrics = ([None] * SIZE for _ in range(4))
     with loopback(SIZE, share_memory=share_memory) as transports:
 
         def work(rank):
             rng = torch.Generator().manual_seed(rank)
-            module = nn.Linear(PARAMETERS, 1, bias=False, dtype=torch.float64)
+            module = nn.Linear(PARAMETERS, 1, bias=False, dtype=dtype)
             optimizer = torch.optim.SGD(module.parameters(), lr=lr)
             total = torch.zeros(1, PARAMETERS, dtype=torch.float64)
             strategy = ADPSGD(random_ring(SIZE, seed=1), max_lead=2)  # so that exchanges keep up with empty steps
             with Learner(module, optimizer, strategy, transports[rank]) as learner:
                 with strategy._lock:  # learners that differ, as after some training
-                    noise = scatter * torch.randn(module.weight.shape, generator=rng, dtype=torch.float64)
+                    noise = scatter * torch.randn(module.weight.shape, generator=rng, dtype=dtype)
                     strategy.weights().views[0].add_(noise)
                 initial[rank] = vector(module) + noise.numpy().ravel()
                 for _ in range(steps):
-                    module.weight.grad = torch.randn(module.weight.shape, generator=rng, dtype=torch.float64)
+                    module.weight.grad = torch.randn(module.weight.shape, generator=rng, dtype=dtype)
                     total -= lr * module.weight.grad
                     optimizer.step()
             updates[rank], final[rank], metrics[rank] = total.numpy().ravel(), vector(module), learner.metrics()
@@ -58,3 +61,30 @@ def test_without_gradients_thousands_of_exchanges_keep_the_mean_and_shrink_the_s
     assert sum(m["exchanges_finished"] for m in metrics) > 500
     np.testing.assert_allclose(final.mean(0), initial.mean(0), rtol=0, atol=1e-12)
     assert final.std(0).max() < 0.05 * initial.std(0).max()
+
+
+@both
+@pytest.mark.parametrize("piece", [2**18, 700])
+def test_the_same_in_single_precision_and_piece_by_piece(share_memory, piece, monkeypatch):
+    monkeypatch.setattr(adpsgd, "PIECE", piece)  # steps come between the pieces of one exchange
+    initial, updates, final, metrics = hammer(share_memory, steps=600, lr=0.1, dtype=torch.float32)
+    assert sum(m["exchanges_finished"] for m in metrics) > 600
+    np.testing.assert_allclose(
+        final.sum(0), initial.sum(0) + updates.sum(0), rtol=0, atol=1e-3
+    )  # of some 50 that was added
+
+
+def test_who_has_waited_for_a_fair_lock_gets_it_before_the_one_who_has_just_released_it():
+    lock, order = adpsgd._FairLock(), []
+    lock.acquire()
+    waiting = threading.Thread(target=lambda: (lock.acquire(), order.append("waited"), lock.release()))
+    waiting.start()
+    while not lock._entry.locked():  # it has not come to wait yet
+        time.sleep(0.001)
+    lock.release()
+    lock.acquire()
+    order.append("came again")
+    lock.release()
+    waiting.join(PATIENCE_S)
+    assert order == ["waited", "came again"]
+    assert not lock.locked()

@@ -163,7 +163,7 @@ class ADPSGD(Strategy):
         self._difference = Flat(self._live.views, transport.allocate)
         self._request = Request(self._live.storage, self._packed)
         self._narrowed = self._live.layout.narrowed()
-        self._wide = torch.empty(PIECE)  # a piece of what came in half precision
+        self._wide = torch.empty(max(map(len, self._live_pieces), default=0))  # a piece of what came in half precision
         transport.layout = self._live.layout.code
         self._lock = _FairLock()  # guards the live weights and the counts below
         self._exchange = self._aside = _Exchange.none()  # the last one; one that takes long

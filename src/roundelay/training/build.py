@@ -41,7 +41,7 @@ def mixing_of(config: Config, groups: int) -> Mixing:
 
 def _between(config: Config, groups: int) -> Strategy:
     if config.strategy == "adpsgd":
-        return ADPSGD(mixing_of(config, groups), config.max_lead)
+        return ADPSGD(mixing_of(config, groups), config.max_lead, full_precision=config.full_precision)
     if config.strategy == "dpsgd":
         return DPSGD(mixing_of(config, groups))
     if config.strategy == "allreduce":

@@ -135,6 +135,7 @@ class Config:
         topology: with whom (adpsgd, dpsgd).
         group_size: learners per super-learner; 1: none; 0: those of one machine.
         max_lead: adpsgd: own steps without an exchange, after which a learner waits for one.
+        full_precision: adpsgd: weights travel between machines in full precision, not in half.
         min_learners: with fewer living ones the run is saved and stopped.
         seed: of weights, shuffling, augmentation and random topologies.
         slow: `LEARNER:FACTOR`, to see what a straggler does; several are separated by commas.
@@ -147,6 +148,7 @@ class Config:
     topology: str = "random-ring"
     group_size: int = at_least(0, 1)
     max_lead: int = at_least(1, 16)
+    full_precision: bool = False
     min_learners: int = at_least(1, 1)
     seed: int = at_least(0, 0)
     slow: str = ""

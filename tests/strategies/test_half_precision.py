@@ -1,0 +1,130 @@
+"""How AD-PSGD's weights travel over sockets: in half precision, rounded once for both ends."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from loopback import PATIENCE_S, loopback, together
+from torch import nn
+
+from roundelay.learner import Learner
+from roundelay.membership import Membership
+from roundelay.replica import Replica
+from roundelay.strategies import ADPSGD, adpsgd
+from roundelay.topology import ring
+from roundelay.transport.solo import SoloTransport
+
+COUNT = 1000
+EPSILON = 2.0**-11  # what rounding to float16 may change, of a number
+SMALLEST = 2.0**-24  # float16
+
+
+def attached(values, *, full_precision=False):
+    """A strategy with these float32 weights, and nobody to exchange them with."""
+    module = nn.ParameterList([nn.Parameter(torch.tensor(values, dtype=torch.float32))])
+    strategy = ADPSGD(ring(1), full_precision=full_precision)
+    strategy.attach(Replica(module), SoloTransport(), Membership.of(1))
+    return strategy
+
+
+def packed(strategy):
+    return strategy._packed(torch.zeros_like(strategy.weights().storage))
+
+
+def live(strategy):
+    return strategy.weights().views[0].numpy().copy()
+
+
+def meet(first, second, exchanges, **options):
+    """Two learners over real sockets that begin with these weights and only exchange; their weights, metrics and bytes sent."""
+    both_ready = threading.Barrier(2)
+    with loopback(2, share_memory=False) as transports:
+
+        def work(rank):
+            module = nn.ParameterList([nn.Parameter(torch.zeros(COUNT))])
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+            strategy = ADPSGD(ring(2), max_lead=1, **options)
+            with Learner(module, optimizer, strategy, transports[rank]) as learner:
+                with strategy.at_rest() as weights:
+                    weights.views[0].copy_(torch.as_tensor((first, second)[rank]))
+                both_ready.wait(PATIENCE_S)
+                for _ in range(exchanges):
+                    module[0].grad = torch.zeros(COUNT)
+                    optimizer.step()
+                learner.finish()
+                return module[0].detach().numpy().copy(), learner.metrics()
+
+        ends = together(2, work)
+    return [weights for weights, _ in ends], [metrics for _, metrics in ends]
+
+
+@pytest.mark.parametrize("piece", [2**18, 300])
+def test_an_exchange_is_what_numpy_does_with_float16(piece, monkeypatch):
+    monkeypatch.setattr(adpsgd, "PIECE", piece)
+    rng = np.random.default_rng(0)
+    s, x = (rng.standard_normal(COUNT).astype(np.float32) for _ in range(2))
+    caller, answering = attached(s), attached(x)
+    message = packed(caller)
+    answering._answer(1, message, message)
+    caller._apply_reply(1, message)
+    d = (s.astype(np.float16).astype(np.float32) - x).astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(live(answering), x + d / 2)
+    np.testing.assert_array_equal(live(caller), s - d / 2)
+
+
+@given(st.lists(st.floats(-65504, 65504, width=32), min_size=40, max_size=80))
+def test_what_is_sent_differs_by_half_a_unit_of_float16_at_most(values):
+    strategy = attached(values)
+    message = packed(strategy)
+    (sent,) = strategy.weights().layout.narrowed().parts_of(message)
+    assert message.nbytes < strategy.weights().storage.nbytes
+    error = np.abs(sent.float().numpy() - live(strategy))
+    assert (error <= np.maximum(EPSILON * np.abs(live(strategy)), SMALLEST / 2)).all()
+
+
+@pytest.mark.parametrize("large", [1e6, -7e4, float("inf")])
+def test_what_does_not_fit_goes_in_full(large):
+    strategy = attached([large] + [1.0] * COUNT)
+    assert torch.equal(packed(strategy), strategy.weights().storage)
+    assert packed(strategy).nbytes > 4 * COUNT
+
+
+def test_asked_for_full_precision_every_bit_is_sent():
+    strategy = attached(np.linspace(0, 1, COUNT), full_precision=True)
+    assert torch.equal(packed(strategy), strategy.weights().storage)
+
+
+def test_a_model_that_would_not_be_shorter_is_sent_as_it_is():
+    strategy = attached([1.0, 2.0, 3.0])
+    assert torch.equal(packed(strategy), strategy.weights().storage)
+
+
+def test_a_reply_in_half_precision_that_nobody_got_is_taken_back():
+    rng = np.random.default_rng(1)
+    caller, answering = (attached(rng.standard_normal(COUNT)) for _ in range(2))
+    before, message = live(answering), packed(caller)
+    answering._answer(1, message, message)
+    assert not np.array_equal(live(answering), before)
+    answering._take_back(1, message)
+    np.testing.assert_allclose(live(answering), before, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("full_precision", [False, True])
+def test_over_sockets_the_sum_is_conserved_and_the_spread_falls_to_what_rounding_leaves(full_precision):
+    rng = np.random.default_rng(2)
+    first, second = (rng.standard_normal(COUNT).astype(np.float32) for _ in range(2))
+    ends, metrics = meet(first, second, 40, full_precision=full_precision)
+    np.testing.assert_allclose(ends[0] + ends[1], first + second, rtol=0, atol=2e-6)
+    floor = 1e-6 if full_precision else 2 * EPSILON * np.abs(ends[0] + ends[1]) / 2 + 1e-6
+    assert (np.abs(ends[0] - ends[1]) <= floor).all()
+    exchanges = sum(each["exchanges_finished"] for each in metrics)
+    per_exchange = sum(each["bytes_sent"] for each in metrics) / exchanges
+    assert per_exchange == pytest.approx(2 * COUNT * (4 if full_precision else 2), rel=0.1)
+
+
+@pytest.mark.parametrize("first", [3e5, 6e4])
+def test_learners_whose_numbers_or_differences_do_not_fit_meet_all_the_same(first):
+    ends, _ = meet(np.full(COUNT, first, np.float32), np.full(COUNT, -6e4, np.float32), 20)
+    np.testing.assert_allclose(ends, np.full((2, COUNT), (first - 6e4) / 2), rtol=1e-3, atol=1.0)

@@ -1,16 +1,13 @@
 """AD-PSGD hammered: real threads and sockets, learners that step as fast as they can."""
 
-import threading
-import time
-
 import numpy as np
 import pytest
 import torch
-from loopback import PATIENCE_S, loopback, together
+from loopback import loopback, together
 from torch import nn
 
 from roundelay.learner import Learner
-from roundelay.strategies import ADPSGD, adpsgd
+from roundelay.strategies import ADPSGD, live
 from roundelay.topology import random_ring
 
 SIZE, PARAMETERS = 4, 5000
@@ -66,25 +63,9 @@ def test_without_gradients_thousands_of_exchanges_keep_the_mean_and_shrink_the_s
 @both
 @pytest.mark.parametrize("piece", [2**18, 700])
 def test_the_same_in_single_precision_and_piece_by_piece(share_memory, piece, monkeypatch):
-    monkeypatch.setattr(adpsgd, "PIECE", piece)  # steps come between the pieces of one exchange
+    monkeypatch.setattr(live, "PIECE", piece)  # steps come between the pieces of one exchange
     initial, updates, final, metrics = hammer(share_memory, steps=600, lr=0.1, dtype=torch.float32)
     assert sum(m["exchanges_finished"] for m in metrics) > 600
     np.testing.assert_allclose(
         final.sum(0), initial.sum(0) + updates.sum(0), rtol=0, atol=1e-3
     )  # of some 50 that was added
-
-
-def test_who_has_waited_for_a_fair_lock_gets_it_before_the_one_who_has_just_released_it():
-    lock, order = adpsgd._FairLock(), []
-    lock.acquire()
-    waiting = threading.Thread(target=lambda: (lock.acquire(), order.append("waited"), lock.release()))
-    waiting.start()
-    while not lock._entry.locked():  # it has not come to wait yet
-        time.sleep(0.001)
-    lock.release()
-    lock.acquire()
-    order.append("came again")
-    lock.release()
-    waiting.join(PATIENCE_S)
-    assert order == ["waited", "came again"]
-    assert not lock.locked()

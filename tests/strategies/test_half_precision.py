@@ -12,7 +12,7 @@ from torch import nn
 from roundelay.learner import Learner
 from roundelay.membership import Membership
 from roundelay.replica import Replica
-from roundelay.strategies import ADPSGD, adpsgd
+from roundelay.strategies import ADPSGD, live as live_weights
 from roundelay.topology import ring
 from roundelay.transport.solo import SoloTransport
 
@@ -30,7 +30,7 @@ def attached(values, *, full_precision=False):
 
 
 def packed(strategy):
-    return strategy._packed(torch.zeros_like(strategy.weights().storage))
+    return strategy._live.pack(torch.zeros_like(strategy.weights().storage))
 
 
 def live(strategy):
@@ -62,7 +62,7 @@ def meet(first, second, exchanges, **options):
 
 @pytest.mark.parametrize("piece", [2**18, 300])
 def test_an_exchange_is_what_numpy_does_with_float16(piece, monkeypatch):
-    monkeypatch.setattr(adpsgd, "PIECE", piece)
+    monkeypatch.setattr(live_weights, "PIECE", piece)
     rng = np.random.default_rng(0)
     s, x = (rng.standard_normal(COUNT).astype(np.float32) for _ in range(2))
     caller, answering = attached(s), attached(x)

@@ -3,49 +3,57 @@ import os
 import pytest
 import torch
 
+from roundelay.errors import HandshakeError
 from roundelay.transport import shared
-from roundelay.transport.shared import SharedMemory
+from roundelay.transport.shared import PeerMemory, SharedMemory
 
 pytestmark = pytest.mark.skipif(not shared.available(), reason="needs memfd_create")
 
 
 @pytest.fixture
-def memories():
-    ours, theirs = SharedMemory(), SharedMemory()
-    yield ours, theirs
-    ours.close()
-    theirs.close()
+def ours():
+    memory = SharedMemory()
+    yield memory
+    memory.close()
 
 
-def test_both_sides_see_the_same_bytes(memories):
-    ours, theirs = memories
+@pytest.fixture
+def theirs():
+    """What a peer sees of our memory; it is in the same process here."""
+    return PeerMemory(os.getpid())
+
+
+def test_both_sides_see_the_same_bytes(ours, theirs):
     buffer = ours.allocate(1000)
-    mapped = theirs.map(os.getpid(), ours.locate(buffer), 1000)
+    mapped = theirs.map(ours.locate(buffer), 1000)
     buffer.fill_(7)
     assert (mapped == 7).all()
     mapped.fill_(9)
     assert (buffer == 9).all()
 
 
-def test_a_buffer_is_mapped_once(memories):
-    ours, theirs = memories
+def test_a_buffer_is_mapped_once(ours, theirs):
     fd = ours.locate(ours.allocate(64))
-    assert theirs.map(os.getpid(), fd, 64).data_ptr() == theirs.map(os.getpid(), fd, 32).data_ptr()
+    assert theirs.map(fd, 64) is theirs.map(fd, 64)
+    assert theirs.map(fd, 32).nbytes == 32
 
 
-def test_only_own_buffers_are_located(memories):
-    ours, theirs = memories
+def test_what_is_shorter_than_announced_is_refused(ours, theirs):
+    fd = ours.locate(ours.allocate(64))
+    with pytest.raises(HandshakeError, match="announced 65 bytes in shared memory of 64"):
+        theirs.map(fd, 65)
+
+
+def test_only_own_buffers_are_located(ours):
     assert ours.locate(torch.zeros(8, dtype=torch.uint8)) == -1
-    assert ours.locate(theirs.allocate(8)) == -1
+    assert ours.locate(SharedMemory().allocate(8)) == -1
 
 
-def test_an_empty_buffer_is_a_buffer(memories):
-    ours, _ = memories
+def test_an_empty_buffer_is_a_buffer(ours):
     assert ours.allocate(0).nbytes == 0
 
 
-def test_memory_outlives_the_descriptor(memories):
-    ours, _ = memories
+def test_memory_outlives_the_descriptor(ours):
     buffer = ours.allocate(8)
     fd = ours.locate(buffer)
     ours.close()
@@ -55,28 +63,28 @@ def test_memory_outlives_the_descriptor(memories):
         os.fstat(fd)
 
 
-def test_what_cannot_be_opened_is_an_os_error(memories):
+def test_what_cannot_be_opened_is_an_os_error(theirs):
     with pytest.raises(OSError, match="No such file"):
-        memories[0].map(os.getpid(), 987654, 8)
+        theirs.map(987654, 8)
 
 
-def test_a_number_that_stands_for_another_file_now_is_mapped_anew(memories):
-    ours, theirs = memories
+def test_memory_that_was_withdrawn_is_out_of_reach_and_its_number_stands_for_nothing_else(ours, theirs):
     buffer = ours.allocate(64)
-    number = ours.locate(buffer)
-    theirs.map(os.getpid(), number, 64)
-    ours.withdraw(buffer)
-    ours.withdraw(buffer)
-    assert ours.locate(buffer) == number, "the system hands out the lowest number that is free"
-    theirs.map(os.getpid(), number, 64).fill_(5)
-    assert (buffer == 5).all()
-
-
-def test_memory_of_a_peer_that_is_gone_is_given_back(memories):
-    ours, theirs = memories
-    for _ in range(3):
-        theirs.map(os.getpid(), ours.locate(ours.allocate(64)), 64)
-    theirs.forget(os.getpid() + 1)
-    assert len(theirs._theirs) == 3
-    theirs.forget(os.getpid())
-    assert not theirs._theirs
+    numbers = [ours.locate(buffer)]
+    before = theirs.map(numbers[0], 64)
+    for _ in range(2):
+        ours.withdraw(buffer)
+        numbers.append(ours.locate(buffer))
+    assert len(set(numbers)) == 3
+    buffer.fill_(3)
+    before.fill_(5)
+    assert (buffer == 3).all(), "who has mapped the old memory writes where nobody reads"
+    theirs.map(numbers[2], 64).fill_(7)
+    assert (buffer == 7).all()
+    for number in numbers[:2]:
+        with pytest.raises(OSError, match="Invalid argument"):
+            PeerMemory(os.getpid()).map(number, 64)
+    ours.close()
+    for number in numbers:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, InvalidStateError
-from itertools import repeat
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from roundelay.clock import Steps, first_of
 from roundelay.errors import PeerLostError, RefusedError, StrategyError
 from roundelay.membership import Membership
-from roundelay.replica import NON_FINITE, Flat, Replica, all_finite
+from roundelay.replica import NON_FINITE, Flat, Replica
 from roundelay.strategies.base import Strategy, check_size
 from roundelay.strategies.dpsgd import spread
+from roundelay.strategies.live import LiveWeights
 from roundelay.topology import Mixing
 from roundelay.transport.base import Request, Transport
 
 log = logging.getLogger("roundelay")
 
-HALF = 0.5  # w: pairs meet in the middle
-PIECE = 2**18  # elements that are exchanged under one lock
 ROUNDS_AHEAD = 8  # whose partners are known before they begin
 DISAGREEMENT_EVERY = 8  # exchanges: |s_i - x_j| costs a pass over the weights
 
@@ -66,29 +62,6 @@ class _Exchange:
         if self._end is not None:
             with contextlib.suppress(InvalidStateError):  # both threads have come here
                 self._end.set_result(None)
-
-
-class _FairLock:
-    """A lock that whoever has waited for it gets before those who come later, even from the one who has just released it."""
-
-    def __init__(self) -> None:
-        self._entry, self._lock = threading.Lock(), threading.Lock()
-
-    def acquire(self) -> None:
-        with self._entry:
-            self._lock.acquire()
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def locked(self) -> bool:
-        return self._lock.locked()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *raised: object) -> None:
-        self.release()
 
 
 class _Seat:
@@ -158,14 +131,12 @@ class ADPSGD(Strategy):
         check_size(self.mixing, membership)
         super().attach(replica, transport, membership)
         self._lay(self.mixing, membership)
-        self._live = replica.flat(transport.allocate)
-        self._live_pieces = _pieces(self._live.parts)
-        self._difference = Flat(self._live.views, transport.allocate)
-        self._request = Request(self._live.storage, self._packed)
-        self._narrowed = self._live.layout.narrowed()
-        self._wide = torch.empty(max(map(len, self._live_pieces), default=0))  # a piece of what came in half precision
-        transport.layout = self._live.layout.code
-        self._lock = _FairLock()  # guards the live weights and the counts below
+        self._flat = replica.flat(transport.allocate)
+        self._live = LiveWeights(self._flat, full_precision=self.full_precision)
+        self._lock = self._live.lock  # guards the counts below, too
+        self._difference = Flat(self._flat.views, transport.allocate)
+        self._request = Request(self._flat.storage, self._live.pack)
+        transport.layout = self._flat.layout.code
         self._exchange = self._aside = _Exchange.none()  # the last one; one that takes long
         self._failure: BaseException | None = None  # what went wrong in the background
         self._spare: Flat | None = None
@@ -174,6 +145,7 @@ class ADPSGD(Strategy):
         self._staleness_sum = self._staleness_max = 0
         self._disagreement2 = 0.0
         self._edges: defaultdict[int, int] = defaultdict(int)
+        transport.on_lost(lambda peer, reason: self._live.forget())
         transport.serve(self._answer, self._take_back)
 
     def _lay(self, mixing: Mixing, membership: Membership) -> None:
@@ -200,7 +172,7 @@ class ADPSGD(Strategy):
         self._stepping = True
         self._staleness_sum += self._since_read
         self._staleness_max = max(self._staleness_max, self._since_read)
-        self.replica.lend(self._live)
+        self.replica.lend(self._flat)
 
     def _wait_for_an_exchange(self) -> Steps:
         """Until one has finished, own or served; not longer than somebody is left to exchange with."""
@@ -220,8 +192,8 @@ class ADPSGD(Strategy):
 
     def after_step(self) -> Steps:
         """Working <- live; then start an exchange with the next neighbour, unless one is under way."""
-        self.replica.take_back(self._live)
-        self.replica.copy_from(self._live)
+        self.replica.take_back(self._flat)
+        self.replica.copy_from(self._flat)
         self._steps += 1
         self._lead += 1
         self._largest_lead = max(self._largest_lead, self._lead)
@@ -247,7 +219,7 @@ class ADPSGD(Strategy):
         Only then: whoever corrects the same difference by two exchanges at a time overshoots.
         """
         self._aside, self._exchange = self._exchange, _Exchange.none()
-        spare = self._spare or Flat(self._live.views, self.transport.allocate)
+        spare = self._spare or Flat(self._flat.views, self.transport.allocate)
         self._difference, self._spare = spare, self._difference
 
     def _call(self, peer: int) -> None:
@@ -256,16 +228,6 @@ class ADPSGD(Strategy):
         exchange = self._exchange = _Exchange(peer)
         reply = self.transport.call(peer, self._difference.storage, self._request)
         reply.add_done_callback(lambda reply: self._replied(reply, exchange))
-
-    def _packed(self, buffer: Tensor) -> Tensor:
-        """What the live weights s_i are, as they travel: narrowed, if all of them fit. In some thread of the transport."""
-        if not self.full_precision:
-            packed = buffer[: self._narrowed.nbytes]
-            pieces = zip(_pieces(self._narrowed.parts_of(packed)), self._live_pieces, strict=True)
-            if all_finite(s.copy_(x) for s, x in pieces):
-                return packed
-            self.full_precision = True
-        return buffer.copy_(self._live.storage)
 
     def _next_peer(self) -> int | None:
         """The living neighbour of the next own round that has one; None if none is left."""
@@ -282,56 +244,15 @@ class ADPSGD(Strategy):
         return None
 
     def _answer(self, peer: int, request: Tensor, reply: Tensor) -> None:
-        """d = s_i - x_j;  x_j <- x_j + d/2;  the reply is d. In some thread of the transport.
-
-        Raises RefusedError, with nothing changed, for weights that are not finite or not of this model.
-        """
-        sent, differences = self._pieces_of(request, peer), self._pieces_of(reply, peer)
-        self._add(HALF, differences, peer, sent)
+        """Meet the peer in the middle. In some thread of the transport."""
+        self._live.answer(peer, request, reply)
         with self._lock:
             self._served += 1
             self._exchanged()
 
-    def _pieces_of(self, storage: Tensor, peer: int) -> list[Tensor]:
-        """Of weights as a peer has sent them. Raises RefusedError if they are not of this model."""
-        layout = self._narrowed if storage.nbytes == self._narrowed.nbytes else self._live.layout
-        if storage.nbytes != layout.nbytes:
-            raise RefusedError(peer, "another model")
-        return _pieces(layout.parts_of(storage))
-
-    def _as_wide(self, piece: Tensor) -> Tensor:
-        return self._wide[: piece.numel()].copy_(piece)
-
-    def _add(
-        self, factor: float, differences: list[Tensor], peer: int, sent: Iterable[Tensor | None] = repeat(None)
-    ) -> None:
-        """x <- x + factor d, where d = s - x first if s was sent; halving is exact, so both ends add the same numbers.
-
-        Piece by piece: what is subtracted is still in the cache when it is added, and a step waits for no more than a piece. For
-        one that comes between two pieces the sum over learners is conserved as well.
-
-        Raises RefusedError if a number is not finite; pieces before it are taken back.
-        """
-        for done, (s, x, d) in enumerate(zip(sent, self._live_pieces, differences, strict=False)):
-            with self._lock:
-                if s is not None:
-                    torch.sub(s, x, out=d) if s.dtype == x.dtype else d.copy_(self._as_wide(s).sub_(x))
-                wide = d if d.dtype == x.dtype else self._as_wide(d)
-                if finite := all_finite([wide]):
-                    x.add_(wide, alpha=factor)
-            if not finite:
-                self._subtract(factor, differences[:done])
-                raise RefusedError(peer, NON_FINITE)
-
-    def _subtract(self, factor: float, differences: list[Tensor]) -> None:
-        """x <- x - factor d, for the first pieces or all."""
-        for x, d in zip(self._live_pieces, differences, strict=False):
-            with self._lock:
-                x.sub_(d, alpha=factor)
-
     def _take_back(self, peer: int, reply: Tensor) -> None:
-        """The caller never got d, so x_j <- x_j - d/2 keeps the sum."""
-        self._subtract(HALF, self._pieces_of(reply, peer))
+        """The caller never got d, so taking it back keeps the sum."""
+        self._live.take_back(peer, reply)
         with self._lock:
             self._served -= 1
 
@@ -341,7 +262,7 @@ class ADPSGD(Strategy):
             self._apply_reply(exchange.peer, reply.result())
         except RefusedError as error:
             self._failed += 1
-            self.full_precision |= error.reason == NON_FINITE  # a difference may be larger than float16 knows
+            self._live.full_precision |= error.reason == NON_FINITE  # a difference may be larger than float16 knows
             if reply.exception() is None:
                 self.transport.refused.count(error.reason, f"a reply of learner {error.peer}")
         except PeerLostError as error:
@@ -353,16 +274,12 @@ class ADPSGD(Strategy):
         exchange.finish()
 
     def _apply_reply(self, peer: int, reply: Tensor) -> None:
-        differences = self._pieces_of(reply, peer)
-        self._add(-HALF, differences, peer)
+        self._live.take(peer, reply)
         with self._lock:
             self._finished += 1
             self._exchanged()
         if self._finished % DISAGREEMENT_EVERY == 1:
-            norms = [
-                torch.linalg.vector_norm(d, dtype=x.dtype) for d, x in zip(differences, self._live_pieces, strict=True)
-            ]
-            self._disagreement2 = sum(float(norm) ** 2 for norm in norms)
+            self._disagreement2 = self._live.norm2(peer, reply)
 
     def _exchanged(self) -> None:
         self._lead = 0
@@ -392,7 +309,7 @@ class ADPSGD(Strategy):
     def _show(self) -> None:
         """Working <- live."""
         with self._lock:
-            self.replica.copy_from(self._live)
+            self.replica.copy_from(self._flat)
             self._since_read = 0
 
     def lost(self, peer: int, reason: str) -> None:
@@ -409,19 +326,19 @@ class ADPSGD(Strategy):
     def abandon(self) -> None:
         """If the last step raised between the hooks, the lock is still held: release it."""
         if self._stepping:
-            self.replica.take_back(self._live)
+            self.replica.take_back(self._flat)
             self._stepping = False
             self._lock.release()
 
     def weights(self) -> Flat:
         """The live weights."""
-        return self._live
+        return self._flat
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[Flat]:
         """The live weights, between two steps and exchanges: nothing changes them, or the optimizer's state, in this block."""
         with self._lock:
-            yield self._live
+            yield self._flat
 
     def metrics(self) -> dict[str, float]:
         """Exchanges, staleness (exchanges applied between reading weights and applying their gradient), lead, spread."""
@@ -452,8 +369,4 @@ class ADPSGD(Strategy):
             self._show()
             return
         with self._lock:
-            self.replica.copy_to(self._live)
-
-
-def _pieces(parts: list[Tensor]) -> list[Tensor]:
-    return [piece for part in parts for piece in part.split(PIECE)]
+            self.replica.copy_to(self._flat)

@@ -7,15 +7,15 @@ import hmac
 import socket
 import ssl
 import struct
-from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from roundelay.errors import HandshakeError, PeerLostError, RefusedError
 from roundelay.transport.checksum import CHECKSUM_BYTES, PIECE_BYTES, Checksum, checksum
+from roundelay.transport.shared import PeerMemory
 
 if TYPE_CHECKING:
     from roundelay.transport.wire import Hello
@@ -46,8 +46,7 @@ class Kind(IntEnum):
     RETIRED = 7  # no more calls are served
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """Precedes every payload. With `shared_fd` >= 0 there is none: it lies in that shared memory of the sender's.
 
     With `source_fd` >= 0, too, a request lies in that other memory, and the first is for the reply only.
@@ -97,10 +96,14 @@ class Channel:
     Args:
         connection: to the other end.
         peer: who that is, and the keys.
+
+    Attributes:
+        memory: of the other end, as far as it was mapped for messages of this connection.
     """
 
     def __init__(self, connection: socket.socket, peer: Hello) -> None:
         self.connection, self.peer = connection, peer
+        self.memory = PeerMemory(peer.pid)
         sending, receiving = peer.keys
         self._outgoing, self._incoming = _Seal(sending), _Seal(receiving)
         encrypted = isinstance(connection, ssl.SSLSocket)  # which knows no flags
@@ -109,7 +112,7 @@ class Channel:
     def send(self, header: Header, payload: Tensor | None = None) -> int:
         """Send a message; the number of bytes. The payload must not change meanwhile."""
         if payload is not None:
-            header = replace(header, checksum=checksum(payload))
+            header = header._replace(checksum=checksum(payload))
         packed = header.pack()
         sealed = packed + self._outgoing.of(packed)
         if payload is None:

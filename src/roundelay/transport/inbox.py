@@ -12,7 +12,6 @@ from torch import Tensor
 from roundelay.errors import HandshakeError, RefusedError
 from roundelay.transport.base import Handler, Transport, Undo
 from roundelay.transport.channel import Channel, Header, Kind
-from roundelay.transport.shared import SharedMemory
 
 STALL_S = 1.0  # how long callers wait for the one before them, who may be frozen in the middle of its request
 
@@ -35,12 +34,12 @@ class Inbox:
 
     Args:
         owner: whose traffic, refusals and layout these are.
-        memory: shared with peers of this machine, if any is.
         fail: takes what a handler raises to the training thread.
+        share_memory: whether peers of this machine may have us read and write theirs.
     """
 
-    def __init__(self, owner: Transport, memory: SharedMemory | None, fail: Callable[[BaseException], None]) -> None:
-        self._owner, self._memory, self._fail = owner, memory, fail
+    def __init__(self, owner: Transport, fail: Callable[[BaseException], None], *, share_memory: bool) -> None:
+        self._owner, self._fail, self._share_memory = owner, fail, share_memory
         self._handler: Handler | None = None
         self._undo: Undo | None = None
         self._serving = threading.Event()
@@ -61,9 +60,9 @@ class Inbox:
 
     def mapped(self, channel: Channel, fd: int, nbytes: int) -> Tensor:
         """The payload that lies in memory of a peer."""
-        if self._memory is None:
+        if not self._share_memory:
             raise HandshakeError("the other end says that its weights are in memory that we do not share")
-        return self._memory.map(channel.peer.pid, fd, nbytes)
+        return channel.memory.map(fd, nbytes)
 
     def is_other_layout(self, header: Header) -> bool:
         """Whether a message is of weights that are laid out otherwise than ours."""

@@ -19,13 +19,15 @@ _map.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, c
 
 
 class SharedMemory:
-    """Buffers of ours that peers may map, and buffers of theirs that we have mapped."""
+    """Buffers of ours that peers may map.
+
+    A file descriptor stands for one file as long as this lives: who has mapped it need not look again.
+    """
 
     def __init__(self) -> None:
         # Address -> (file descriptor, buffer); kept, or another tensor at a freed address would be taken for it.
         self._mine: dict[int, tuple[int, Tensor]] = {}
-        # (process, file descriptor) -> which file that was, and all of its bytes
-        self._theirs: dict[tuple[int, int], tuple[int, Tensor]] = {}
+        self._withdrawn: list[int] = []  # file descriptors that stand for nothing
 
     def allocate(self, nbytes: int) -> Tensor:
         """A buffer of our own that a peer on this machine can map."""
@@ -38,32 +40,6 @@ class SharedMemory:
         """The file descriptor of a buffer made by `allocate`, -1 for any other."""
         fd, whole = self._mine.get(buffer.data_ptr(), (-1, None))
         return fd if whole is not None and whole.nbytes >= buffer.nbytes else -1
-
-    def map(self, pid: int, fd: int, nbytes: int) -> Tensor:
-        """A peer's buffer. Raises OSError where it cannot be mapped, HandshakeError where it has no such bytes."""
-        path = f"/proc/{pid}/fd/{fd}"
-        file, whole = self._theirs.get((pid, fd), (-1, None))
-        if (
-            whole is None or whole.nbytes < nbytes or os.stat(path).st_ino != file
-        ):  # a number may stand for another file now
-            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                whole = torch.frombuffer(mmap.mmap(handle, 0), dtype=torch.uint8)
-                file = os.fstat(handle).st_ino
-            except ValueError:
-                raise HandshakeError("the other end says that its weights are in a file which is empty") from None
-            finally:
-                os.close(handle)
-            if whole.nbytes < nbytes:
-                raise HandshakeError(f"the other end announced {nbytes} bytes in shared memory of {whole.nbytes}")
-            self._theirs[pid, fd] = file, whole
-        return whole[:nbytes]
-
-    def forget(self, pid: int) -> None:
-        """A peer's process is gone, or its connection: its memory goes with the last tensor on it."""
-        for known in list(self._theirs):  # other threads map and forget meanwhile
-            if known[0] == pid:
-                self._theirs.pop(known, None)
 
     def withdraw(self, buffer: Tensor) -> None:
         """Put other memory under `buffer`, with undefined content: a peer that has it mapped writes to what nobody reads.
@@ -79,15 +55,48 @@ class SharedMemory:
         ):
             raise OSError(ctypes.get_errno(), "cannot map new memory under a buffer")
         self._mine[address] = (fd, whole)
-        os.close(old)
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), old, inheritable=False)
+        self._withdrawn.append(old)
 
     def close(self) -> None:
         """Forget everything; memory goes when the last tensor on it does."""
-        for fd, _ in self._mine.values():
+        for fd in (*self._withdrawn, *(fd for fd, _ in self._mine.values())):
             with contextlib.suppress(OSError):
                 os.close(fd)
+        self._withdrawn.clear()
         self._mine.clear()
-        self._theirs.clear()
+
+
+class PeerMemory:
+    """Buffers of a peer's that we have mapped; they go with the last tensor on them.
+
+    Args:
+        pid: the peer's process, which keeps its `SharedMemory` at least as long as this is used.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._mapped: dict[int, Tensor] = {}  # by file descriptor
+
+    def map(self, fd: int, nbytes: int) -> Tensor:
+        """A buffer, the same tensor each time. Raises OSError where it cannot be mapped, HandshakeError where it is shorter."""
+        buffer = self._mapped.get(fd)
+        if buffer is None or buffer.nbytes != nbytes:
+            buffer = self._mapped[fd] = self._map(fd, nbytes)
+        return buffer
+
+    def _map(self, fd: int, nbytes: int) -> Tensor:
+        handle = os.open(f"/proc/{self._pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            whole = torch.frombuffer(mmap.mmap(handle, 0), dtype=torch.uint8)
+        except ValueError:
+            raise HandshakeError("the other end says that its weights are in a file which is empty") from None
+        finally:
+            os.close(handle)
+        if whole.nbytes < nbytes:
+            raise HandshakeError(f"the other end announced {nbytes} bytes in shared memory of {whole.nbytes}")
+        return whole[:nbytes]
 
 
 def _anonymous_file(nbytes: int) -> int:

@@ -105,7 +105,7 @@ class SocketTransport(Transport):
         self._swaps = SwapBoard(self._send_final)
         self._offered: Callable[[], Tensor] = lambda: torch.empty(0, dtype=torch.uint8)
         self._offering = threading.Event()
-        self._inbox = Inbox(self, self._memory, self.fail)
+        self._inbox = Inbox(self, self.fail, share_memory=self._memory is not None)
         self._turns = Turns()
         self._callers, self._patient_callers = (_callers(size, patient=patient) for patient in (False, True))
         self._watch = Watch(self._noticed)
@@ -345,8 +345,6 @@ class SocketTransport(Transport):
         with self._state:
             self._accepted.pop(channel.connection, None)
         channel.connection.close()
-        if self._memory:
-            self._memory.forget(channel.peer.pid)
 
     def _serve_one(self, channel: Channel) -> None:
         header = channel.receive()

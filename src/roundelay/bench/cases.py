@@ -19,7 +19,7 @@ from roundelay.learner import Learner
 from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, Strategy
 from roundelay.topology import named
 
-WARM_UP_STEPS = 3
+WARM_UP_STEPS = 10  # so that most connections, which are opened when first used, are there
 
 
 @dataclass(frozen=True)

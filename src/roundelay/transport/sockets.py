@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from roundelay.errors import HandshakeError, PeerLostError, RefusedError, Strate
 from roundelay.membership.pulse import BEAT_S
 from roundelay.transport import shared, wire
 from roundelay.transport.base import Collectives, Handler, Request, Transport, Undo
+from roundelay.transport.callers import Callers
 from roundelay.transport.channel import Channel, Header, Kind
 from roundelay.transport.gate import Gate, hang_up
 from roundelay.transport.inbox import Inbox
@@ -107,7 +108,7 @@ class SocketTransport(Transport):
         self._offering = threading.Event()
         self._inbox = Inbox(self, self.fail, share_memory=self._memory is not None)
         self._turns = Turns()
-        self._callers, self._patient_callers = (_callers(size, patient=patient) for patient in (False, True))
+        self._callers = Callers(size)
         self._watch = Watch(self._noticed)
         self._gate = Gate(listener, security, self.refused, self._welcome, rank=rank, host=self._host)
 
@@ -173,8 +174,8 @@ class SocketTransport(Transport):
 
     def call(self, peer: int, buffer: Tensor, request: Request | None = None) -> Future[Tensor]:
         """Request there, reply back into the buffer, on the lane to `peer`."""
-        callers = self._patient_callers if self._turns.patient else self._callers
-        return callers.submit(self._call, peer, buffer, request, time.monotonic())
+        submit = self._callers.submit_patiently if self._turns.patient else self._callers.submit
+        return submit(self._call, peer, buffer, request, time.monotonic())
 
     def _call(self, peer: int, buffer: Tensor, request: Request | None, asked_s: float) -> Tensor:
         self._turns.waited(time.monotonic() - asked_s)
@@ -494,8 +495,7 @@ class SocketTransport(Transport):
         self._gate.close()
         for connection in self._connections():
             hang_up(connection)
-        self._callers.shutdown(wait=True)
-        self._patient_callers.shutdown(wait=True)
+        self._callers.shutdown()
         self._gate.join()
         for (
             connection
@@ -514,11 +514,3 @@ def _settle(future: Future[None], error: BaseException | None) -> None:
     """Complete a future that somebody else may have completed first."""
     with contextlib.suppress(InvalidStateError):
         future.set_exception(error) if error else future.set_result(None)
-
-
-def _callers(size: int, *, patient: bool) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(
-        max_workers=max(2, min(size, 32)),
-        thread_name_prefix="roundelay-call",
-        initializer=functools.partial(give_way, patient=patient),
-    )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from roundelay.errors import RefusedError
-from roundelay.replica import NON_FINITE, Flat, all_finite
+from roundelay.replica import NON_FINITE, Flat, Layout, all_finite
 
 HALF = 0.5  # w: pairs meet in the middle
 PIECE = 2**18  # elements that are exchanged under one lock
@@ -69,7 +69,7 @@ class LiveWeights:
         """What x is now, as it travels: narrowed, if all of it fits. The part of the buffer that was filled."""
         if not self.full_precision:
             packed = buffer[: self._narrowed.nbytes]
-            pieces = zip(_cut(self._narrowed.parts_of(packed)), self._pieces, strict=True)
+            pieces = zip(self._cut_once(packed, self._narrowed), self._pieces, strict=True)
             if all_finite(s.copy_(x) for s, x in pieces):
                 return packed
             self.full_precision = True
@@ -100,17 +100,20 @@ class LiveWeights:
         self._known.clear()
 
     def _pieces_of(self, storage: Tensor, peer: int) -> list[Tensor]:
-        """Of weights as a peer has sent them. Raises RefusedError if they are not of this model.
+        """Of weights as a peer has sent them. Raises RefusedError if they are not of this model."""
+        layout = self._narrowed if storage.nbytes == self._narrowed.nbytes else self.flat.layout
+        if storage.nbytes != layout.nbytes:
+            raise RefusedError(peer, "another model")
+        return self._cut_once(storage, layout)
 
-        There are few buffers, and cutting one up costs as much as adding a piece. Pieces keep their memory, so no other buffer
-        can be at that address.
+    def _cut_once(self, storage: Tensor, layout: Layout) -> list[Tensor]:
+        """The pieces of one of the few buffers that there are: cutting it up costs as much as adding a piece.
+
+        Pieces keep their memory, so no other buffer can be at that address.
         """
         place = storage.data_ptr(), storage.nbytes
         pieces = self._known.get(place)
         if pieces is None:
-            layout = self._narrowed if storage.nbytes == self._narrowed.nbytes else self.flat.layout
-            if storage.nbytes != layout.nbytes:
-                raise RefusedError(peer, "another model")
             if len(self._known) >= BUFFERS:
                 self.forget()
             pieces = self._known[place] = _cut(layout.parts_of(storage))

@@ -101,33 +101,38 @@ class Allreduce(Strategy):
         self._started += 1
 
     def after_backward(self) -> Steps:
-        """Send what has no gradient this time too, wait for all buckets and put the means in place."""
-        yield from self._reduce(active=1.0)
-        self.active = round(float(self._buckets[0].active))
-        for bucket in self._buckets:
-            for (index, view), users in zip(bucket.views.items(), bucket.users, strict=True):
-                weight = self.replica.weights[index]
-                if weight.grad is None:
-                    if not users:  # nobody has one: an optimizer treats none and zero differently
-                        continue
-                    weight.grad = torch.empty_like(weight)
-                torch.div(view, self.active, out=weight.grad)
+        """Send what has no gradient this time too; the means of a bucket are put in place while the next ones are on their way."""
+        for bucket, future in self._all_started(active=1.0):
+            yield future
+            self.active = round(float(bucket.active))
+            self._put_means_in_place(bucket)
         self._steps += 1
 
-    def _reduce(self, active: float) -> Steps:
+    def _all_started(self, active: float) -> list[tuple[_Bucket, Future[None]]]:
+        """Every bucket on its way, in order; the next backward begins anew."""
         while self._started < len(self._buckets):
             self._start(self._buckets[self._started], active)
-        yield from self._futures
-        self._futures.clear()
-        self._started = 0
+        under_way = list(zip(self._buckets, self._futures, strict=True))
+        self._futures, self._started = [], 0
         for bucket in self._buckets:
             bucket.waiting = set(bucket.indices)
+        return under_way
+
+    def _put_means_in_place(self, bucket: _Bucket) -> None:
+        for place, (index, view) in enumerate(bucket.views.items()):
+            weight = self.replica.weights[index]
+            if weight.grad is None:
+                if not bucket.users[place]:  # nobody has one: an optimizer treats none and zero differently
+                    continue
+                weight.grad = torch.empty_like(weight)
+            torch.div(view, self.active, out=weight.grad)
 
     def finish(self) -> Steps:
         """Take part with nothing until nobody is active any more."""
         while self.active:
-            yield from self._reduce(active=0.0)
-            self.active = round(float(self._buckets[0].active))
+            for bucket, future in self._all_started(active=0.0):
+                yield future
+                self.active = round(float(bucket.active))
 
     def metrics(self) -> dict[str, float]:
         """Reductions so far."""

@@ -84,11 +84,26 @@ class _GroupCollectives(Collectives):
         self._under_way: weakref.WeakSet[WorkFuture] = weakref.WeakSet()
 
     @abstractmethod
+    def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401  # of any engine
+        """The group of these members that can work on these values."""
+
+    @abstractmethod
     def _held(self) -> list[Any]:
         """The groups that this process has."""
 
-    def _future(self, work: dist.Work | None, values: Tensor) -> Future[None]:
-        assert work is not None
+    def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
+        """Sum over members."""
+        options = dist.AllreduceOptions()
+        options.timeout = NEVER
+        return self._future(self._group(values, members).allreduce([values], options), values)
+
+    def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
+        """Source's values for every member."""
+        options = dist.BroadcastOptions()
+        options.timeout, options.rootRank = NEVER, members.index(source)
+        return self._future(self._group(values, members).broadcast([values], options), values)
+
+    def _future(self, work: dist.Work, values: Tensor) -> Future[None]:
         future = WorkFuture(work, polled=values.is_cuda)
         self._under_way.add(future)
         return future
@@ -128,7 +143,7 @@ class ProcessGroupCollectives(_GroupCollectives):
 
     _groups: ClassVar[dict[tuple[int, ...], dist.ProcessGroup]] = {}  # torch keeps groups as long as the process lives
 
-    def _group(self, members: tuple[int, ...]) -> dist.ProcessGroup:
+    def _group(self, values: Tensor, members: tuple[int, ...]) -> dist.ProcessGroup:
         if len(members) == dist.get_world_size():
             assert dist.group.WORLD is not None
             return dist.group.WORLD
@@ -137,14 +152,6 @@ class ProcessGroupCollectives(_GroupCollectives):
                 members, lambda: dist.new_group(list(members), timeout=NEVER, use_local_synchronization=True)
             )
         return self._groups[members]
-
-    def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """Sum over members."""
-        return self._future(dist.all_reduce(values, group=self._group(members), async_op=True), values)
-
-    def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
-        """Source's values for every member."""
-        return self._future(dist.broadcast(values, src=source, group=self._group(members), async_op=True), values)
 
     def _held(self) -> list[Any]:
         return [dist.group.WORLD, *self._groups.values()]
@@ -172,18 +179,6 @@ class StoreCollectives(_GroupCollectives):
         super().__init__(hopeless)
         self._store, self._rank, self._generation, self._host = store, rank, generation, host
         self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
-
-    def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """Sum over members."""
-        options = dist.AllreduceOptions()
-        options.timeout = NEVER
-        return self._future(self._group(values, members).allreduce([values], options), values)
-
-    def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
-        """Source's values for every member."""
-        options = dist.BroadcastOptions()
-        options.timeout, options.rootRank = NEVER, members.index(source)
-        return self._future(self._group(values, members).broadcast([values], options), values)
 
     def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401
         key = ("nccl" if values.is_cuda else "gloo", members)

@@ -106,7 +106,7 @@ def test_what_changes_lent_weights_changes_the_flat_without_a_copy():
     replica.take_back(flat)
     assert torch.equal(flat.views[0], before + 1)
     assert module.weight.data_ptr() == own
-    assert torch.equal(module.weight, before), "working weights change only when they are copied in"
+    assert torch.equal(module.weight, before + 1)
 
 
 def test_an_optimizer_that_puts_new_tensors_in_place_is_followed():
@@ -118,6 +118,7 @@ def test_an_optimizer_that_puts_new_tensors_in_place_is_followed():
     module.weight.data = new
     replica.take_back(flat)
     assert torch.equal(flat.views[0], new)
+    assert torch.equal(module.weight, new)
     assert module.weight.data_ptr() == own
 
 
@@ -173,7 +174,6 @@ def test_every_optimizer_steps_on_lent_weights_as_on_its_own(name, kind):
                 replica.lend(flat)
                 optimizer.step()
                 replica.take_back(flat)
-                replica.copy_from(flat)
             else:
                 optimizer.step()
     for a, b in zip(plain.parameters(), lent.parameters(), strict=True):
@@ -222,7 +222,6 @@ def test_after_other_memory_or_another_dtype_the_flat_is_still_lent():
         before = [view.clone() for view in flat.views]
         replica.take_back(flat)
         assert [weight.data_ptr() for weight in replica.weights] == own
-        replica.copy_from(flat)
         for weight, view, earlier in zip(replica.weights, flat.views, before, strict=True):
             assert torch.equal(weight.float(), view)
             assert weight.dtype == torch.float64 or torch.equal(view, earlier)

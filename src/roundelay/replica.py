@@ -165,7 +165,7 @@ class Replica:
         _point(self.weights, flat.views)
 
     def take_back(self, flat: Flat) -> None:
-        """End `lend`: the parameters have their own storage again, with the values of before."""
+        """End `lend`: the parameters have their own storage again, and they and the flat what the optimizer has made."""
         if not self._lent:
             self.copy_to(flat)
             return
@@ -175,6 +175,7 @@ class Replica:
                     view.copy_(weight.detach())
         _point(self.weights, self._tensors)
         self._lent = False
+        flat.write(self._tensors)
 
     def copy_to(self, flat: Flat) -> None:
         """Flat <- the module's weights."""

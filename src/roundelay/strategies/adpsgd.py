@@ -193,7 +193,6 @@ class ADPSGD(Strategy):
     def after_step(self) -> Steps:
         """Working <- live; then start an exchange with the next neighbour, unless one is under way."""
         self.replica.take_back(self._flat)
-        self.replica.copy_from(self._flat)
         self._steps += 1
         self._lead += 1
         self._largest_lead = max(self._largest_lead, self._lead)
@@ -324,9 +323,10 @@ class ADPSGD(Strategy):
         stir.set_result(None)
 
     def abandon(self) -> None:
-        """If the last step raised between the hooks, the lock is still held: release it."""
+        """If the last step raised between the hooks, the lock is still held: release it, and show what became of the step."""
         if self._stepping:
             self.replica.take_back(self._flat)
+            self._since_read = 0
             self._stepping = False
             self._lock.release()
 
@@ -366,7 +366,6 @@ class ADPSGD(Strategy):
         self.round = int(state["round"])
         if self._stepping:  # the last step raised, so the module has had the live weights themselves since then
             self.abandon()
-            self._show()
             return
         with self._lock:
             self.replica.copy_to(self._flat)

@@ -18,9 +18,9 @@ from roundelay.transport.base import Transport
 class DPSGD(Strategy):
     r"""$x_i \leftarrow \sum_j W_{ij}(k) x_j - \alpha g(x_i)$.
 
-    The swap of $x_k$ runs during forward and backward of step k; before the step the mixed weights come in, and the
-    optimizer applies the gradient, taken at the learner's own $x_i$, to them. Waits for the neighbours of the round.
-    Extra memory: one copy of the model to send, and one per neighbour.
+    The swap of $x_k$ runs during forward and backward of step k. Before the step, weights are mixed in the buffer that was
+    sent; the optimizer applies the gradient, taken at the learner's own $x_i$, to them there, so that they can go out again
+    as they are. Waits for the neighbours of the round. Extra memory: one copy of the model to send, and one per neighbour.
 
     Args:
         mixing: $W_k$, for as many learners as take part.
@@ -29,6 +29,7 @@ class DPSGD(Strategy):
     def __init__(self, mixing: Mixing) -> None:
         self.mixing = mixing
         self.round = 0
+        self._stepping = False
 
     def agreement(self, local_size: int) -> str:
         """Exchanges are mutual only if all have the same mixing."""
@@ -46,11 +47,11 @@ class DPSGD(Strategy):
         self._restarted = False
         self._swaps = 0
         self._edges: Counter[int] = Counter()
+        self.replica.copy_to(self._outgoing)
         self._send()
 
     def _send(self) -> None:
         """Start the swap of this round's weights."""
-        self.replica.copy_to(self._outgoing)
         row = self.mixing.row(self._position, self.round)
         self._own_weight = row.pop(self._position, 0.0)
         self._row = {self.membership.living[position]: weight for position, weight in row.items()}
@@ -63,37 +64,55 @@ class DPSGD(Strategy):
         self._edges.update(self._row.keys())
 
     def before_step(self) -> Steps:
-        """x_i <- sum_j W_ij x_j, itself first, then neighbours in ascending order.
+        """x_i <- sum_j W_ij x_j, and the optimizer works on that until after_step.
 
-        Raises RefusedError, before anything is mixed, if a neighbour's weights are not finite.
+        Raises RefusedError, with the module's weights as they were, if a neighbour's are not finite.
         """
+        self.abandon()
         yield self._swap
         if self._restarted:  # that swap was of the weights from before load_state_dict
             self._restarted = False
+            self.replica.copy_to(self._outgoing)
             self._send()
             yield self._swap
-        self._refuse_non_finite()
         if self._measure:
             self._disagreement2 = self._mean_disagreement2()
             self._measure = False
+        self._mix()
+        self._row, self._own_weight = {}, 1.0  # if this step raises, the next one must not mix the same weights again
+        self._stepping = True
+        self.replica.lend(self._outgoing)
+
+    def _mix(self) -> None:
+        """Itself first, then neighbours in ascending order."""
         for part, own in enumerate(self._outgoing.parts):
             own.mul_(self._own_weight)
             for weight, flat in zip(self._row.values(), self._incoming, strict=False):
                 own.add_(flat.parts[part], alpha=weight)
-        self._row, self._own_weight = {}, 1.0  # if this step raises, the next one must not mix the same weights again
-        self.replica.copy_from(self._outgoing)
+        if not all_finite(self._outgoing.parts):  # as anybody's: weights of a mean are neither zero nor above one
+            self._refuse_non_finite()
 
     def _refuse_non_finite(self) -> None:
+        """Raise RefusedError for the neighbour that is to blame; if none is, they will refuse us."""
         for peer, flat in zip(self._row, self._incoming, strict=False):
             if not all_finite(flat.parts):
+                self.replica.copy_to(self._outgoing)
                 self.transport.refused.count(NON_FINITE, f"a swap of learner {peer}")
                 raise RefusedError(peer, NON_FINITE)
 
     def after_step(self) -> Steps:
         """The new x_i goes out; it is on its way while the next gradient is computed."""
+        self._stepping = False
+        self.replica.take_back(self._outgoing)
         self.round += 1
         self._send()
         yield from ()
+
+    def abandon(self) -> None:
+        """If the last step raised between the hooks, the module has what became of it."""
+        if self._stepping:
+            self._stepping = False
+            self.replica.take_back(self._outgoing)
 
     def drain(self) -> Steps:
         """The swap under way is part of the next step, and nobody waits for more than what it has sent."""
@@ -101,6 +120,7 @@ class DPSGD(Strategy):
 
     def finish(self) -> Steps:
         """Answer the swaps of slower learners with the final weights until all have finished."""
+        self.abandon()
         if self._restarted:  # and no step taken since: what was sent last is from before load_state_dict
             yield self._swap
             self.replica.copy_to(self._outgoing)
@@ -129,6 +149,7 @@ class DPSGD(Strategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on in that round, with the weights that the module has now. All learners do so before their next step."""
+        self.abandon()
         self.round = int(state["round"])
         self._restarted = True
 

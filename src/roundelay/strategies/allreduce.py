@@ -101,7 +101,7 @@ class Allreduce(Strategy):
         self._started += 1
 
     def after_backward(self) -> Steps:
-        """Send what has no gradient this time too; the means of a bucket are put in place while the next ones are on their way."""
+        """Send what has no gradient this time too; means of a bucket are put in place while the next ones are on their way."""
         for bucket, future in self._all_started(active=1.0):
             yield future
             self.active = round(float(bucket.active))

@@ -84,12 +84,13 @@ class DPSGD(Strategy):
         self.replica.lend(self._outgoing)
 
     def _mix(self) -> None:
-        """Itself first, then neighbours in ascending order."""
-        for part, own in enumerate(self._outgoing.parts):
-            own.mul_(self._own_weight)
-            for weight, flat in zip(self._row.values(), self._incoming, strict=False):
-                own.add_(flat.parts[part], alpha=weight)
-        if not all_finite(self._outgoing.parts):  # as anybody's: weights of a mean are neither zero nor above one
+        """As a running mean, neighbours in ascending order: one pass over the weights for each."""
+        total = self._own_weight
+        for weight, flat in zip(self._row.values(), self._incoming, strict=False):
+            total += weight
+            for own, theirs in zip(self._outgoing.parts, flat.parts, strict=True):
+                own.lerp_(theirs, weight / total)
+        if not all_finite(self._outgoing.parts):  # as everybody's are, then
             self._refuse_non_finite()
 
     def _refuse_non_finite(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from roundelay.errors import HandshakeError, PeerLostError, RefusedError
-from roundelay.transport.checksum import CHECKSUM_BYTES, PIECE_BYTES, Checksum, checksum
+from roundelay.transport.checksum import CHECKSUM_BYTES, PIECE_BYTES, Checksum, SharedChecksum, checksum
 from roundelay.transport.shared import PeerMemory
 
 if TYPE_CHECKING:
@@ -109,10 +109,10 @@ class Channel:
         encrypted = isinstance(connection, ssl.SSLSocket)  # which knows no flags
         self._more, self._all = (0, 0) if encrypted else (socket.MSG_MORE, socket.MSG_WAITALL)
 
-    def send(self, header: Header, payload: Tensor | None = None) -> int:
-        """Send a message; the number of bytes. The payload must not change meanwhile."""
+    def send(self, header: Header, payload: Tensor | None = None, sums: SharedChecksum | None = None) -> int:
+        """Send a message; the number of bytes. The payload, whose checksum may be known, must not change meanwhile."""
         if payload is not None:
-            header = header._replace(checksum=checksum(payload))
+            header = header._replace(checksum=sums.digest() if sums else checksum(payload))
         packed = header.pack()
         sealed = packed + self._outgoing.of(packed)
         if payload is None:

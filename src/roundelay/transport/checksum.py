@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 
 import numpy as np
 from torch import Tensor
@@ -46,3 +47,17 @@ def checksum(payload: Tensor) -> bytes:
     for piece in payload.split(PIECE_BYTES):
         sums.add(piece)
     return sums.digest()
+
+
+class SharedChecksum:
+    """Of a payload that several threads send: the first one computes it."""
+
+    def __init__(self, payload: Tensor) -> None:
+        self._payload, self._lock = payload, threading.Lock()
+        self._digest = b""
+
+    def digest(self) -> bytes:
+        """Of the payload as it is when this is asked first."""
+        with self._lock:
+            self._digest = self._digest or checksum(self._payload)
+        return self._digest

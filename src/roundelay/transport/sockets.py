@@ -26,6 +26,7 @@ from roundelay.transport import shared, wire
 from roundelay.transport.base import Collectives, Handler, Request, Transport, Undo
 from roundelay.transport.callers import Callers
 from roundelay.transport.channel import Channel, Header, Kind
+from roundelay.transport.checksum import SharedChecksum
 from roundelay.transport.gate import Gate, hang_up
 from roundelay.transport.inbox import Inbox
 from roundelay.transport.security import Security
@@ -241,18 +242,19 @@ class SocketTransport(Transport):
         """Push to every peer of the round; their pushes are received by the threads that serve their lanes."""
         future = self._depending_on(tuple(incoming))
         self._swaps.post(round, incoming, future)
+        checksum = SharedChecksum(outgoing)
         for peer in incoming:
-            self._callers.submit(self._push, peer, round, outgoing).add_done_callback(
+            self._callers.submit(self._push, peer, round, outgoing, checksum).add_done_callback(
                 lambda sent, peer=peer: self._swaps.sent(round, peer, sent.exception())  # type: ignore[misc]
             )
         return future
 
-    def _push(self, peer: int, round: int, outgoing: Tensor) -> None:
+    def _push(self, peer: int, round: int, outgoing: Tensor, checksum: SharedChecksum | None = None) -> None:
         with self._losing(peer), self._lane(peer) as lane:
             fd = self._shared_fd(lane, outgoing)
             header = Header(Kind.SWAP, outgoing.nbytes, round, fd, layout=self.layout)
             for attempts_left in reversed(range(SWAP_ATTEMPTS)):
-                self._send(lane, header, outgoing if fd < 0 else None)
+                self._send(lane, header, outgoing if fd < 0 else None, checksum)
                 try:
                     self._answer_of(lane, Kind.TAKEN)  # the buffer may change again
                     return
@@ -271,8 +273,10 @@ class SocketTransport(Transport):
         """Where the peer finds the buffer in memory of ours, -1 if it does not."""
         return self._memory.locate(buffer) if self._memory and lane.peer.host == self._host else -1
 
-    def _send(self, lane: _Lane, header: Header, payload: Tensor | None = None) -> None:
-        self.traffic.sent(lane.peer.rank, lane.channel.send(header, payload))
+    def _send(
+        self, lane: _Lane, header: Header, payload: Tensor | None = None, checksum: SharedChecksum | None = None
+    ) -> None:
+        self.traffic.sent(lane.peer.rank, lane.channel.send(header, payload, checksum))
 
     @contextlib.contextmanager
     def _lane(self, peer: int) -> Iterator[_Lane]:

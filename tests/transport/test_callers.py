@@ -18,7 +18,7 @@ def callers():
     callers.shutdown()
 
 
-@pytest.mark.parametrize("how", ["submit", "submit_patiently"])
+@pytest.mark.parametrize("how", ["submit", "submit_later"])
 def test_a_request_is_made_in_another_thread_and_its_result_or_error_is_told(callers, how):
     submit = getattr(callers, how)
     assert submit(threading.get_ident).result(PATIENCE_S) != threading.get_ident()
@@ -29,15 +29,22 @@ def test_a_request_is_made_in_another_thread_and_its_result_or_error_is_told(cal
 
 
 @linux
+@pytest.mark.parametrize(("patient", "policy"), [(True, os.SCHED_IDLE), (False, os.SCHED_OTHER)])
+def test_a_request_is_made_by_a_thread_of_the_kind_that_was_asked_for(callers, patient, policy):
+    thread = callers.submit(threading.get_native_id, patient=patient).result(PATIENCE_S)
+    assert os.sched_getscheduler(thread) == policy
+
+
+@linux
 def test_patient_requests_are_made_by_one_thread_that_is_patient(callers):
-    threads = {callers.submit_patiently(threading.get_native_id).result(PATIENCE_S) for _ in range(5)}
+    threads = {callers.submit_later(threading.get_native_id).result(PATIENCE_S) for _ in range(5)}
     assert [os.sched_getscheduler(thread) for thread in threads] == [os.SCHED_IDLE]
 
 
 def test_a_patient_request_that_never_ends_holds_up_no_other(callers):
     ended = threading.Event()
-    endless = callers.submit_patiently(ended.wait)
-    others = [callers.submit_patiently(divmod, 7, 2) for _ in range(3)]
+    endless = callers.submit_later(ended.wait)
+    others = [callers.submit_later(divmod, 7, 2) for _ in range(3)]
     assert [other.result(PATIENCE_S) for other in others] == 3 * [(3, 1)]
     assert not endless.done()
     ended.set()
@@ -51,7 +58,7 @@ def test_a_patient_request_begins_later_by_a_share_of_the_time_between_two():
     for pause_s in (0.0, 0.0, 0.1, 0.1):
         time.sleep(pause_s)
         asked_s = time.monotonic()
-        delays.append(callers.submit_patiently(time.monotonic).result(PATIENCE_S) - asked_s)
+        delays.append(callers.submit_later(time.monotonic).result(PATIENCE_S) - asked_s)
     callers.shutdown()
     assert min(delays[2:]) >= LONGEST_DELAY_S
     assert min(delays[:2]) < LONGEST_DELAY_S or max(delays) > 10 * LONGEST_DELAY_S, "unless the machine is busy"
@@ -61,9 +68,9 @@ def test_a_patient_request_begins_later_by_a_share_of_the_time_between_two():
 def test_what_was_submitted_before_the_end_is_made(pause_s):
     for _ in range(20):
         callers = Callers(size=2)
-        first = callers.submit_patiently(divmod, 7, 2)
+        first = callers.submit_later(divmod, 7, 2)
         time.sleep(pause_s)
-        second = callers.submit_patiently(divmod, 9, 2)
+        second = callers.submit_later(divmod, 9, 2)
         callers.shutdown()
         assert (first.result(0), second.result(0)) == ((3, 1), (4, 1))
 
@@ -72,7 +79,7 @@ def test_after_the_end_no_thread_is_left(callers):
     before = threading.active_count()
     others = Callers(size=2)
     others.submit(divmod, 7, 2)
-    others.submit_patiently(divmod, 7, 2)
+    others.submit_later(divmod, 7, 2)
     others.shutdown()
     assert threading.active_count() == before
 

@@ -73,9 +73,25 @@ def test_who_serves_is_patient_too_until_calls_hurry_and_no_request_is_lost_when
         b.serve(lambda peer, request, reply: reply.copy_(request))
         for patient, policy in ((True, os.SCHED_IDLE), (False, os.SCHED_OTHER), (True, os.SCHED_IDLE)):
             a._turns.patient = patient
-            a._turns._hurried_calls = 10**9  # only this test decides
+            a._turns._hurried = 10**9  # only this test decides
             buffer = b.allocate(64)
             for _ in range(3):  # the thread that waits for the first request is of the old kind still
                 b.call(0, buffer.fill_(5)).result(PATIENCE_S)
                 assert (buffer == 6).all()
             assert policies[-1] == policy
+
+
+@linux
+def test_swaps_are_patient_from_the_second_on_and_hurry_after_one_that_had_to_wait(monkeypatch):
+    policies = []
+    with loopback(2, share_memory=False) as (a, b):
+        push = a._push
+        monkeypatch.setattr(
+            a, "_push", lambda *sent: policies.append(os.sched_getscheduler(threading.get_native_id())) or push(*sent)
+        )
+        for round in range(4):
+            if round == 3:
+                a._turns.waited(2 * ENOUGH_S)
+            swaps = [t.swap(round, t.allocate(64).fill_(t.rank), {1 - t.rank: t.allocate(64)}) for t in (a, b)]
+            assert [swap.result(PATIENCE_S) for swap in swaps] == [None, None]
+    assert policies == [os.SCHED_OTHER, os.SCHED_IDLE, os.SCHED_IDLE, os.SCHED_OTHER]

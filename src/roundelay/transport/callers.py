@@ -38,36 +38,37 @@ class Callers:
     """
 
     def __init__(self, size: int) -> None:
-        self._pool = ThreadPoolExecutor(
-            max_workers=max(2, min(size, MOST_THREADS)),
-            thread_name_prefix=THREAD_NAME,
-            initializer=functools.partial(give_way, patient=False),
+        workers = max(2, min(size, MOST_THREADS))
+        self._hurried, self._patient = (
+            ThreadPoolExecutor(workers, THREAD_NAME, functools.partial(give_way, patient=patient))
+            for patient in (False, True)
         )
-        self._patient: _PatientCaller | None = None
+        self._later: _LaterCaller | None = None
         self._asked_s = time.monotonic()
 
-    def submit(self, request: Callable[..., Result], *arguments: object) -> Future[Result]:
+    def submit(self, request: Callable[..., Result], *arguments: object, patient: bool = False) -> Future[Result]:
         """Make a request at once."""
-        return self._pool.submit(request, *arguments)
+        return (self._patient if patient else self._hurried).submit(request, *arguments)
 
-    def submit_patiently(self, request: Callable[..., Result], *arguments: object) -> Future[Result]:
-        """Make a request soon; at once if the patient thread still waits for the answer to its last one."""
-        if self._patient is None and sys.platform == "linux":
-            self._patient = _PatientCaller()
+    def submit_later(self, request: Callable[..., Result], *arguments: object) -> Future[Result]:
+        """Make a request soon, patiently; at once if the one before has not been answered yet."""
+        if self._later is None and sys.platform == "linux":
+            self._later = _LaterCaller()
         now_s = time.monotonic()
         delay_s = min(DELAY * (now_s - self._asked_s), LONGEST_DELAY_S)
         self._asked_s = now_s
-        future = self._patient.submit(delay_s, request, *arguments) if self._patient else None
+        future = self._later.submit(delay_s, request, *arguments) if self._later else None
         return future or self.submit(request, *arguments)
 
     def shutdown(self) -> None:
         """Wait for the requests under way; no more may be submitted."""
-        self._pool.shutdown(wait=True)
-        if self._patient:
-            self._patient.shutdown()
+        self._hurried.shutdown(wait=True)
+        self._patient.shutdown(wait=True)
+        if self._later:
+            self._later.shutdown()
 
 
-class _PatientCaller:
+class _LaterCaller:
     """One thread for one request at a time."""
 
     def __init__(self) -> None:

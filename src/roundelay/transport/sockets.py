@@ -175,7 +175,7 @@ class SocketTransport(Transport):
 
     def call(self, peer: int, buffer: Tensor, request: Request | None = None) -> Future[Tensor]:
         """Request there, reply back into the buffer, on the lane to `peer`."""
-        submit = self._callers.submit_patiently if self._turns.patient else self._callers.submit
+        submit = self._callers.submit_later if self._turns.patient else self._callers.submit
         return submit(self._call, peer, buffer, request, time.monotonic())
 
     def _call(self, peer: int, buffer: Tensor, request: Request | None, asked_s: float) -> Tensor:
@@ -242,14 +242,19 @@ class SocketTransport(Transport):
         """Push to every peer of the round; their pushes are received by the threads that serve their lanes."""
         future = self._depending_on(tuple(incoming))
         self._swaps.post(round, incoming, future)
-        checksum = SharedChecksum(outgoing)
+        checksum, patient, asked_s = SharedChecksum(outgoing), self._turns.patient, time.monotonic()
         for peer in incoming:
-            self._callers.submit(self._push, peer, round, outgoing, checksum).add_done_callback(
+            pushed = self._callers.submit(self._push_in_turn, asked_s, peer, round, outgoing, checksum, patient=patient)
+            pushed.add_done_callback(
                 lambda sent, peer=peer: self._swaps.sent(round, peer, sent.exception())  # type: ignore[misc]
             )
         return future
 
-    def _push(self, peer: int, round: int, outgoing: Tensor, checksum: SharedChecksum | None = None) -> None:
+    def _push_in_turn(self, asked_s: float, peer: int, round: int, outgoing: Tensor, checksum: SharedChecksum) -> None:
+        self._turns.waited(time.monotonic() - asked_s)
+        self._push(peer, round, outgoing, checksum)
+
+    def _push(self, peer: int, round: int, outgoing: Tensor, checksum: SharedChecksum) -> None:
         with self._losing(peer), self._lane(peer) as lane:
             fd = self._shared_fd(lane, outgoing)
             header = Header(Kind.SWAP, outgoing.nbytes, round, fd, layout=self.layout)
@@ -265,7 +270,7 @@ class SocketTransport(Transport):
     def _send_final(self, peer: int, round: int, final: Tensor) -> None:
         def push() -> None:
             with contextlib.suppress(PeerLostError, RefusedError):
-                self._push(peer, round, final)
+                self._push(peer, round, final, SharedChecksum(final))
 
         self._callers.submit(push)
 

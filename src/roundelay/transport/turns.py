@@ -9,7 +9,7 @@ import threading
 
 NICENESS = 10  # a tenth of a core's time where computation wants it all: exchanges get thinner there, but never starve
 PATIENCE_S = 0.1
-FIRST_HURRY, LONGEST_HURRY = 2**9, 2**16  # calls
+FIRST_HURRY, LONGEST_HURRY = 2**9, 2**16  # requests
 
 
 class Turns:
@@ -17,8 +17,8 @@ class Turns:
 
     Patient ones run on cores that nobody else wants (SCHED_IDLE): whoever wakes up to compute has such a core at once, where it
     would wait for others. Where computation leaves no core free they would starve, and with them whoever needs what they hold.
-    So when a patient call had to wait for its turn, the next ones hurry, as threads of low priority: 512 of them, then patience
-    is tried again, and twice as many each further time.
+    So when a patient request had to wait for its turn, the next ones hurry, as threads of low priority: 512 of them, then
+    patience is tried again, and twice as many each further time.
 
     >>> turns = Turns()
     >>> turns.waited(0.001)
@@ -30,17 +30,17 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self.patient = False  # until there are calls: others wait for swaps
-        self._hurried_calls, self._hurry = 0, FIRST_HURRY
+        self.patient = False  # until the first request, which may wait for all that is being set up
+        self._hurried, self._hurry = 0, FIRST_HURRY
 
     def waited(self, seconds: float) -> None:
-        """A call has begun so long after it was asked for."""
+        """A request has begun so long after it was asked for."""
         if not self.patient:
-            self._hurried_calls -= 1
-            self.patient = self._hurried_calls <= 0
+            self._hurried -= 1
+            self.patient = self._hurried <= 0
         elif seconds > PATIENCE_S:
             self.patient = False
-            self._hurried_calls, self._hurry = self._hurry, min(2 * self._hurry, LONGEST_HURRY)
+            self._hurried, self._hurry = self._hurry, min(2 * self._hurry, LONGEST_HURRY)
 
 
 def give_way(*, patient: bool) -> None:

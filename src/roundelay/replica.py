@@ -23,6 +23,7 @@ Allocate = Callable[[int], Tensor]
 
 _NARROWER = {torch.float32: torch.float16}
 _on_gpu = attrgetter("is_cuda")
+_version = attrgetter("_version")
 
 
 class Layout:
@@ -141,7 +142,7 @@ class Replica:
         return marked is not None and marked != self._versions()
 
     def _versions(self) -> list[int]:
-        return [weight._version for weight in self.weights]  # torch counts writes in place
+        return list(map(_version, self.weights))  # torch counts writes in place
 
     def flat(self, allocate: Allocate | None = None) -> Flat:
         """A new flat buffer with a copy of the weights."""
@@ -164,18 +165,21 @@ class Replica:
         self._lent = True
         _point(self.weights, flat.views)
 
-    def take_back(self, flat: Flat) -> None:
-        """End `lend`: the parameters have their own storage again, and they and the flat what the optimizer has made."""
+    def take_back(self, flat: Flat) -> bool:
+        """End `lend`: the flat has what the optimizer has made, and the parameters have their own storage again.
+
+        True if that has the values of before still, so that the new ones are to be copied in.
+        """
         if not self._lent:
             self.copy_to(flat)
-            return
+            return False
         if _addresses(self.weights) != flat.addresses:  # the optimizer has put new tensors in place of the old
             for weight, view in zip(self.weights, flat.views, strict=True):
                 if weight.data_ptr() != view.data_ptr():
                     view.copy_(weight.detach())
         _point(self.weights, self._tensors)
         self._lent = False
-        flat.write(self._tensors)
+        return True
 
     def copy_to(self, flat: Flat) -> None:
         """Flat <- the module's weights."""
@@ -200,7 +204,7 @@ def all_finite(parts: Iterable[Tensor]) -> bool:
 
 
 def _addresses(tensors: Sequence[Tensor]) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
+    return list(map(Tensor.data_ptr, tensors))
 
 
 def _point(weights: Sequence[nn.Parameter], storages: Sequence[Tensor]) -> None:

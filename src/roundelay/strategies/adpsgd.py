@@ -92,7 +92,7 @@ class ADPSGD(Strategy):
 
     Two sets of weights. Exchanges act on the **live** ones at any time; forward and backward read the module's own
     **working** ones, which never change between them. The step holds the live lock: the optimizer applies the gradient,
-    taken at the old working weights, to the live ones; then working <- live.
+    taken at the old working weights, to the live ones. Then working <- live.
 
     An exchange is pairwise averaging in difference form. The caller sends what its live weights are, $s_i$; the answering
     side computes $d = s_i - x_j$ once, adds $d/2$ to its own live weights and replies with d; the caller subtracts that
@@ -191,8 +191,11 @@ class ADPSGD(Strategy):
                 raise self._failure
 
     def after_step(self) -> Steps:
-        """Working <- live; then start an exchange with the next neighbour, unless one is under way."""
-        self.replica.take_back(self._flat)
+        """Start an exchange with the next neighbour, unless one is under way; then working <- live.
+
+        That needs no lock: working weights need not be of one instant, either, and exchanges would wait for half a step's time.
+        """
+        behind = self.replica.take_back(self._flat)
         self._steps += 1
         self._lead += 1
         self._largest_lead = max(self._largest_lead, self._lead)
@@ -202,6 +205,8 @@ class ADPSGD(Strategy):
         self._lock.release()
         if peer is not None:
             self._call(peer)
+        if behind:
+            self.replica.copy_from(self._flat)
         yield from ()
 
     def _exchange_again(self) -> bool:
@@ -325,7 +330,8 @@ class ADPSGD(Strategy):
     def abandon(self) -> None:
         """If the last step raised between the hooks, the lock is still held: release it, and show what became of the step."""
         if self._stepping:
-            self.replica.take_back(self._flat)
+            if self.replica.take_back(self._flat):
+                self.replica.copy_from(self._flat)
             self._since_read = 0
             self._stepping = False
             self._lock.release()

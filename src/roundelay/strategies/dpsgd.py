@@ -103,17 +103,21 @@ class DPSGD(Strategy):
 
     def after_step(self) -> Steps:
         """The new x_i goes out; it is on its way while the next gradient is computed."""
-        self._stepping = False
-        self.replica.take_back(self._outgoing)
+        self._end_step()
         self.round += 1
         self._send()
         yield from ()
 
-    def abandon(self) -> None:
-        """If the last step raised between the hooks, the module has what became of it."""
+    def _end_step(self) -> None:
+        """The module has what became of the step, also of one that raised between the hooks."""
         if self._stepping:
             self._stepping = False
-            self.replica.take_back(self._outgoing)
+            if self.replica.take_back(self._outgoing):
+                self.replica.copy_from(self._outgoing)
+
+    def abandon(self) -> None:
+        """As after a step, for one that raised."""
+        self._end_step()
 
     def drain(self) -> Steps:
         """The swap under way is part of the next step, and nobody waits for more than what it has sent."""

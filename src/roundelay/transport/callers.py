@@ -23,6 +23,7 @@ DELAY = 1 / 16  # of the time between two patient requests: by then the training
 LONGEST_DELAY_S = 0.0015
 
 _libc = ctypes.PyDLL(None, use_errno=True)  # its functions below never block
+_libc.timerfd_settime.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p]
 _TIMER_SPEC = struct.Struct("4l")
 _CLOCK_MONOTONIC = 1
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from roundelay.learner import Learner
 from roundelay.replica import Flat
-from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne
+from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, dpsgd
 from roundelay.topology import ring
 
 SIZE = 3
@@ -122,6 +122,26 @@ def test_few_copies_of_the_model_and_no_more_after_warm_up(name, share_memory):
             assert log == []
             assert held <= copies * 1.001
             assert kept_request
+
+
+def test_spread_is_measured_without_memory_of_a_models_size(monkeypatch):
+    monkeypatch.setattr(dpsgd, "PIECE", WIDTH // 8)
+    with loopback(SIZE) as transports:
+
+        def work(rank):
+            module, strategy, log = module_of(), DPSGD(ring(SIZE)), []
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1 * rank)
+            with Learner(module, optimizer, strategy, transports[rank]) as learner:
+                watch(strategy, log)
+                for _ in range(4):
+                    learner.metrics()  # asks for a measurement
+                    sum(parameter.square().sum() for parameter in module).backward()
+                    optimizer.step()
+                return log, learner.metrics()["spread"]
+
+        for log, spread in together(SIZE, work):
+            assert log == []
+            assert spread > 0
 
 
 def _flats(strategy):

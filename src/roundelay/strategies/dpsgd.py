@@ -6,11 +6,14 @@ from collections import Counter
 from concurrent.futures import Future
 from typing import Any
 
+import torch
+
 from roundelay.clock import Steps
 from roundelay.errors import RefusedError
 from roundelay.membership import Membership
 from roundelay.replica import NON_FINITE, Flat, Replica, all_finite
 from roundelay.strategies.base import Strategy, check_size, fingerprint
+from roundelay.strategies.live import PIECE
 from roundelay.topology import Mixing
 from roundelay.transport.base import Transport
 
@@ -132,14 +135,14 @@ class DPSGD(Strategy):
         yield self.transport.finish(self._outgoing.storage, self.membership.living)
 
     def _mean_disagreement2(self) -> float:
-        if not self._row:
-            return 0.0
-        total = sum(
-            float((own - flat.parts[part]).double().square().sum())
+        """|x_i - x_j|^2, mean over the neighbours; piece by piece, for fresh memory of a model's size takes long to get."""
+        distances2 = [
+            float(torch.linalg.vector_norm(x - y, dtype=torch.float64)) ** 2
             for flat, _ in zip(self._incoming, self._row, strict=False)
-            for part, own in enumerate(self._outgoing.parts)
-        )
-        return total / len(self._row)
+            for own, theirs in zip(self._outgoing.parts, flat.parts, strict=True)
+            for x, y in zip(own.split(PIECE), theirs.split(PIECE), strict=True)
+        ]
+        return sum(distances2) / max(len(self._row), 1)
 
     def metrics(self) -> dict[str, float]:
         """Rounds, the spread that the neighbours of the round after the last call showed, and swaps with each peer."""

@@ -63,4 +63,4 @@ class Audit:
 
 @torch.no_grad()
 def _sum(weights: Iterable[Tensor]) -> float:
-    return sum(float(weight.double().sum()) for weight in weights)
+    return sum(float(weight.sum(dtype=torch.float64)) for weight in weights)

@@ -38,18 +38,23 @@ def steps_per_s(names: list[str], repetitions: int, seconds: float) -> dict[str,
 
 
 def main() -> None:
-    """Print what each case has of the first one."""
+    """Print what each case has of the first one, and of DDP where that is among them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="+", help="strategy, topology and transport as in the table of the benchmark")
     parser.add_argument("--repetitions", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=2.0)
     arguments = parser.parse_args()
     rates = steps_per_s(arguments.cases, arguments.repetitions, arguments.seconds)
-    first = rates[arguments.cases[0]]
+    references = dict.fromkeys([arguments.cases[0], *(name for name in rates if name == "ddp")])
     for name, mine in rates.items():
-        ratios = [rate / reference for rate, reference in zip(mine, first, strict=True)]
-        error = statistics.stdev(ratios) / len(ratios) ** 0.5
-        print(f"{name:40} median {statistics.median(ratios):.3f}  mean {statistics.mean(ratios):.3f} +- {error:.3f}")
+        print(f"{name:36}", *(f"/ {other}: {_ratio(mine, rates[other])}" for other in references), sep="   ")
+
+
+def _ratio(mine: list[float], others: list[float]) -> str:
+    """Within each repetition; then the median, and the mean with its standard error."""
+    ratios = [rate / reference for rate, reference in zip(mine, others, strict=True)]
+    error = statistics.stdev(ratios) / len(ratios) ** 0.5
+    return f"median {statistics.median(ratios):.3f}  mean {statistics.mean(ratios):.3f} +- {error:.3f}"
 
 
 if __name__ == "__main__":

@@ -363,25 +363,48 @@ def test_a_weight_that_thaws_later_is_not_trained_in_silence(name):
         optimizer.zero_grad()
 
 
-def test_weights_loaded_after_a_step_that_raised_are_gone_on_with():
-    class Moody(torch.optim.SGD):
-        @torch.no_grad()
-        def step(self, closure=None):
-            raise MemoryError("not today")
+class Sulky(torch.optim.SGD):
+    """Takes half a step."""
 
+    @torch.no_grad()
+    def step(self, closure=None):
+        next(iter(self.param_groups[0]["params"])).add_(1.0)
+        raise MemoryError("not today")
+
+
+def half_a_step(module, optimizer):
+    loss_of(module, 0, 0).backward()
+    with pytest.raises(MemoryError):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "adpsgd"])
+def test_weights_loaded_after_a_step_that_raised_are_gone_on_with(name):
     module = mlp()
-    optimizer = Moody(module.parameters(), lr=0.1)
-    with solo(ADPSGD(ring(1)), module, optimizer) as learner:
+    optimizer = Sulky(module.parameters(), lr=0.1)
+    with solo(STRATEGIES[name](1), module, optimizer) as learner:
         state = learner.state_dict()
-        loss_of(module, 0, 0).backward()
-        with pytest.raises(MemoryError):
-            optimizer.step()
+        half_a_step(module, optimizer)
         better = mlp(seed=9)
         module.load_state_dict(better.state_dict())
         learner.load_state_dict(state)
-        assert not learner.strategy._lock.locked()
         np.testing.assert_array_equal(flat(module), flat(better))
     np.testing.assert_array_equal(flat(module), flat(better))
+
+
+@every_strategy
+def test_after_a_step_that_raised_the_module_has_what_became_of_it_in_its_own_storage(name):
+    module = mlp()
+    optimizer = Sulky(module.parameters(), lr=0.1)
+    places, expected = [weight.data_ptr() for weight in module.parameters()], mlp()
+    with torch.no_grad():
+        next(expected.parameters()).add_(1.0)
+    with solo(STRATEGIES[name](1), module, optimizer) as learner:
+        half_a_step(module, optimizer)
+        with learner.consensus():
+            assert [weight.data_ptr() for weight in module.parameters()] == places
+            np.testing.assert_array_equal(flat(module), flat(expected))
+    np.testing.assert_array_equal(flat(module), flat(expected))
 
 
 @every_strategy

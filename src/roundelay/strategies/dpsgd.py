@@ -93,7 +93,7 @@ class DPSGD(Strategy):
             total += weight
             for own, theirs in zip(self._outgoing.parts, flat.parts, strict=True):
                 own.lerp_(theirs, weight / total)
-        if not all_finite(self._outgoing.parts):  # as everybody's are, then
+        if not all_finite(self._outgoing.parts):  # a mean of finite weights is finite, so somebody's are not
             self._refuse_non_finite()
 
     def _refuse_non_finite(self) -> None:
@@ -106,24 +106,21 @@ class DPSGD(Strategy):
 
     def after_step(self) -> Steps:
         """The new x_i goes out; it is on its way while the next gradient is computed."""
-        self._end_step()
+        self.abandon()
         self.round += 1
         self._send()
         yield from ()
 
-    def _end_step(self) -> None:
-        """The module has what became of the step, also of one that raised between the hooks."""
+    def abandon(self) -> None:
+        """End the step: the module has what became of it, also if it raised between the hooks."""
         if self._stepping:
             self._stepping = False
             if self.replica.take_back(self._outgoing):
                 self.replica.copy_from(self._outgoing)
 
-    def abandon(self) -> None:
-        """As after a step, for one that raised."""
-        self._end_step()
-
     def drain(self) -> Steps:
         """The swap under way is part of the next step, and nobody waits for more than what it has sent."""
+        self.abandon()
         yield from ()
 
     def finish(self) -> Steps:

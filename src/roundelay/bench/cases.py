@@ -29,7 +29,7 @@ class Case:
     Attributes:
         strategy: "none" (no communication), "ddp" (torch's), or one of ours.
         topology: of dpsgd and adpsgd.
-        transport: "sockets", "sockets-float32" (adpsgd in full precision) or "shared-memory"; "gloo" for collectives.
+        transport: "shared-memory", or "sockets" ("sockets-float32": adpsgd in full precision), for collectives "gloo".
         parameters: of the model.
         step_s: emulated time of a step.
         slow: how many times slower learner `slow_learner` is; 1 for a balanced run.

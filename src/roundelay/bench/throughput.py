@@ -20,7 +20,9 @@ from roundelay.errors import RoundelayError
 
 EMULATED_STEP_S = {1_000_000: 0.02, 10_000_000: 0.2}
 OURS = (
+    ("allreduce", None, "shared-memory"),
     ("allreduce", None, "gloo"),
+    ("delay-by-one", None, "shared-memory"),
     ("delay-by-one", None, "gloo"),
     ("dpsgd", "ring", "shared-memory"),
     ("dpsgd", "random-ring", "shared-memory"),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Sequence
 from typing import Any
+
+from torch import Tensor
 
 from roundelay.clock import Steps
 from roundelay.errors import StrategyError
@@ -102,6 +105,12 @@ class Strategy(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
+
+
+def flat_for_sums(tensors: Sequence[Tensor], transport: Transport) -> Flat:
+    """A flat buffer for collectives: where the tensors are; if that is the CPU, in memory that the transport sums fastest."""
+    device = tensors[0].device
+    return Flat(tensors, transport.allocate if device.type == "cpu" else None, on=device)
 
 
 def fingerprint(mixing: Mixing) -> str:

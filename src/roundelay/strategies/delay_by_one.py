@@ -10,8 +10,8 @@ from torch import Tensor
 from roundelay.clock import Steps
 from roundelay.errors import StrategyError
 from roundelay.membership import Membership
-from roundelay.replica import Flat, Replica
-from roundelay.strategies.base import Strategy
+from roundelay.replica import Replica
+from roundelay.strategies.base import Strategy, flat_for_sums
 from roundelay.transport.base import Transport
 
 
@@ -43,9 +43,9 @@ class DelayByOne(Strategy):
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Start the first average, of weights that are equal everywhere or of gradients that are zero."""
         super().attach(replica, transport, membership)
-        self._sum = _Sum(replica)
+        self._sum = _Sum(replica, transport)
         if self.delayed == "gradients":
-            self._fresh = _Sum(replica)
+            self._fresh = _Sum(replica, transport)
         else:
             self._sum.flat_copy(replica.tensors())
         self._start(active=1.0)
@@ -126,9 +126,9 @@ class DelayByOne(Strategy):
 class _Sum:
     """A sum over learners: a flat copy of the weights' shape, and one more number that counts the active ones."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, transport: Transport) -> None:
         weights = replica.tensors()
-        self.flat = Flat([*weights, weights[0].new_zeros(1)], on=weights[0].device)
+        self.flat = flat_for_sums([*weights, weights[0].new_zeros(1)], transport)
 
     @property
     def active(self) -> Tensor:

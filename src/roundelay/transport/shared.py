@@ -41,6 +41,14 @@ class SharedMemory:
         fd, whole = self._mine.get(buffer.data_ptr(), (-1, None))
         return fd if whole is not None and whole.nbytes >= buffer.nbytes else -1
 
+    def place(self, values: Tensor) -> tuple[int, int, int] | None:
+        """Where numbers lie in a buffer made by `allocate`: its file descriptor, their offset, its length; None if nowhere."""
+        first, end = values.data_ptr(), values.data_ptr() + values.nbytes
+        for start, (fd, buffer) in self._mine.items():
+            if start <= first and end <= start + buffer.nbytes:
+                return fd, first - start, buffer.nbytes
+        return None
+
     def withdraw(self, buffer: Tensor) -> None:
         """Put other memory under `buffer`, with undefined content: a peer that has it mapped writes to what nobody reads.
 

@@ -30,6 +30,7 @@ from roundelay.transport.checksum import SharedChecksum
 from roundelay.transport.gate import Gate, hang_up
 from roundelay.transport.inbox import Inbox
 from roundelay.transport.security import Security
+from roundelay.transport.shared_sums import SharedCollectives
 from roundelay.transport.swaps import SwapBoard
 from roundelay.transport.turns import Turns, give_way
 from roundelay.transport.watch import Event, Watch
@@ -74,7 +75,7 @@ class SocketTransport(Transport):
         size: how many there are.
         listener: a socket that peers know the address of.
         security: what every connection must prove to know.
-        collectives: sums and broadcasts, which run elsewhere.
+        collectives: sums and broadcasts between machines.
         share_memory: let learners of this machine exchange through shared memory.
         local_size: how many learners this machine has; all of them unless said.
     """
@@ -91,9 +92,13 @@ class SocketTransport(Transport):
         local_size: int | None = None,
     ) -> None:
         super().__init__(rank, size, local_size)
-        self._security, self._collectives = security, collectives
+        self._security = security
         self._memory = shared.SharedMemory() if share_memory and shared.available() else None
         self._host = wire.this_host() if self._memory else bytes(16)  # a learner that shares nothing is like nobody
+        summing = (
+            None if torch.cuda.is_available() else self._memory
+        )  # where there is a GPU, buffers are pinned instead
+        self._collectives = SharedCollectives(collectives, rank, summing, self._host, self.hopeless)
         self._addresses: dict[int, Address] = {}
         self._lanes: dict[int, _Lane] = {}
         self._accepted: dict[socket.socket, int] = {}  # whose it is

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import roundelay
+from roundelay.transport import shared_sums
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from worlds import LR, MOMENTUM, Quadratic, problem
@@ -37,13 +38,16 @@ def train_quadratic(world, strategy, *, share_memory=True):
     return module.vector(), consensus
 
 
-def train_network(world, *, ddp):
+def train_network(world, *, ddp=False, share_memory=True):
     """A small network on data that differs by learner: the one thing DDP and Allreduce must agree on."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 5))
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
     batches = torch.Generator().manual_seed(world.rank)
-    learner = None if ddp else roundelay.Learner(module, optimizer, roundelay.Allreduce(), world.transport())
+    learner = None
+    if not ddp:
+        transport = world.transport(share_memory=share_memory)
+        learner = roundelay.Learner(module, optimizer, roundelay.Allreduce(), transport)
     runner = DistributedDataParallel(module) if ddp else module
     for _ in range(STEPS):
         runner(torch.randn(8, 20, generator=batches)).square().mean().backward()
@@ -90,6 +94,7 @@ def hammer(world, *, share_memory, lr):
 
 def main():
     torch.set_num_threads(1)
+    shared_sums.SMALLEST_BYTES = 1  # these models are small, and yet to be summed as large ones are
     world = roundelay.init()
     ring, random_ring = roundelay.ring, roundelay.random_ring
     results = {}
@@ -100,14 +105,16 @@ def main():
         ("delay-by-one", roundelay.DelayByOne(), True),
         ("delay-by-one gradients", roundelay.DelayByOne("gradients"), True),
         ("allreduce", roundelay.Allreduce(), True),
+        ("delay-by-one by gloo", roundelay.DelayByOne(), False),
+        ("allreduce by gloo", roundelay.Allreduce(), False),
         ("super-learners", roundelay.SuperLearner(roundelay.DPSGD(ring(2)), 2), True),
+        ("super-learners by gloo", roundelay.SuperLearner(roundelay.DPSGD(ring(2)), 2), False),
         ("super-learners adpsgd", roundelay.SuperLearner(roundelay.ADPSGD(ring(2)), 2), True),
     ):
         results[name], results[f"{name} consensus"] = train_quadratic(world, strategy, share_memory=share_memory)
-    results["network ddp"], results["network allreduce"] = (
-        train_network(world, ddp=True),
-        train_network(world, ddp=False),
-    )
+    results["network ddp"] = train_network(world, ddp=True)
+    results["network allreduce"] = train_network(world)
+    results["network allreduce by gloo"] = train_network(world, share_memory=False)
     for name, share_memory, lr in (
         ("steps shared", True, 0.01),
         ("steps sockets", False, 0.01),

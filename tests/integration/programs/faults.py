@@ -18,6 +18,7 @@ STRATEGIES = {
     "dpsgd": lambda n: roundelay.DPSGD(roundelay.random_ring(n)),
     "allreduce": lambda n: roundelay.Allreduce(),
     "delay-by-one": lambda n: roundelay.DelayByOne(),
+    "allreduce by gloo": lambda n: roundelay.Allreduce(),
     "super-learners": lambda n: roundelay.SuperLearner(roundelay.ADPSGD(roundelay.random_ring(n // 2)), 2),
 }
 STEPS, FAULTY, FAULT_AT = 150, 2, 40
@@ -43,15 +44,16 @@ def main() -> None:
     torch.set_num_threads(1)
     name, fault = sys.argv[1:]
     world = roundelay.init()
-    module = nn.Linear(50, 50)
+    transport = world.transport(share_memory=not name.endswith("by gloo"))
+    module = nn.Linear(200, 200)  # large enough to be summed through shared memory
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
     try:
-        with roundelay.Learner(module, optimizer, STRATEGIES[name](world.size), world.transport()) as learner:
+        with roundelay.Learner(module, optimizer, STRATEGIES[name](world.size), transport) as learner:
             if fault == "never-starts" and world.rank == FAULTY:
                 time.sleep(2.0)  # until all have begun: who gives up before that takes the others with it
                 raise ValueError("out of memory")
             for step in range(STEPS):
-                module(torch.randn(4, 50)).square().mean().backward()
+                module(torch.randn(4, 200)).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 time.sleep(0.01)

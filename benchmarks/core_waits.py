@@ -109,6 +109,8 @@ def measure(name: str, seconds: float) -> None:
     (TRACE / "trace").write_text("")
     with local_learners(LEARNERS, [__file__, "--seconds", str(seconds), "--learner", name]) as processes:
         rows = [json.loads(process.stdout.readline()) for process in processes if process.stdout]
+        for process in processes:
+            process.wait()  # or Gloo would complain that its peers are gone
     scheduler = Scheduler({int(thread): kind for row in rows for thread, kind in row["kinds"].items()})
     for line in (TRACE / "trace").read_text().splitlines():
         if found := _SWITCH.search(line):

@@ -35,7 +35,7 @@ def measured(monkeypatch):
     def run(cases, **settings):
         asked.update(settings, cases=cases)
         settings["progress"](cases[0])
-        return [row("none", None, None, 1.0), row("adpsgd", "random-ring", "shared-memory", 0.95)]
+        return [row("none", None, None, 1.0), row("adpsgd", "random-ring", "sockets-float32", 0.95)]
 
     monkeypatch.setattr(throughput, "run", run)
     return asked
@@ -75,8 +75,19 @@ def test_stragglers_are_learner_0_ten_times_slower_unless_said_otherwise(measure
 def test_the_table_names_strategy_topology_and_transport(measured, capsys):
     assert main(["bench", "throughput", "--repetitions", "2"]) == 0
     out = capsys.readouterr().out
-    assert "adpsgd random-ring (shared-memory)" in out
-    assert "0.95" in out
+    longest = next(line for line in out.splitlines() if line.startswith("adpsgd"))
+    assert longest.split() == [
+        "adpsgd",
+        "random-ring",
+        "(sockets-float32)",
+        "1",
+        "M",
+        "95.0",
+        "0.95",
+        "1.90",
+        "0.95",
+        "0.90",
+    ]
     assert max(map(len, out.splitlines())) <= 80
     assert measured["repetitions"] == 2
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from roundelay.cli.arguments import duration, output_path, positive_int
+from roundelay.cli.tables import new_table, show
 from roundelay.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from roundelay.bench.cases import Case
     from roundelay.bench.throughput import Row
 
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
         }
         print(json.dumps(document, indent=2))
         return
-    Console().print(_table(rows))
+    show(_table(rows))
     if args.plot:
         print(f"plotted to {args.plot}")
 
@@ -111,22 +113,22 @@ def _overhead(args: argparse.Namespace) -> None:
         document = {"rows": [dataclasses.asdict(row) for row in rows], "machine": throughput.machine()}
         print(json.dumps(document | {"learners": args.learners, "seconds": seconds}, indent=2))
         return
-    table = Table(title="what steps take more than those of the same run that nothing falls in", title_justify="left")
+    table = new_table("what steps take more than those of the same run that nothing falls in")
     table.add_column("case")
     for heading in ("steps/s", "overhead", "95 %"):
         table.add_column(heading, justify="right")
     for row in rows:
         interval = "{:+.2%} to {:+.2%}".format(*row.ci95)
         table.add_row(row.case, f"{row.steps_per_s:.1f}", f"{row.overhead:+.2%}", interval)
-    Console().print(table)
+    show(table)
 
 
 def _table(rows: list[Row]) -> Table:
     slow = f", one learner {rows[0].slow:g} times slower" if rows[0].slow > 1 else ""
-    table = Table(title=f"steps per second of all learners, medians{slow}", title_justify="left")
+    table = new_table(f"steps per second of all learners, medians{slow}")
     table.add_column("strategy", no_wrap=True)
-    for heading in ("params", "steps/s", "/ none", "/ DDP", "/ ideal", "exch."):
-        table.add_column(heading, justify="right")
+    for heading in ("size", "steps/s", "/none", "/DDP", "/ideal", "exch."):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         name = " ".join(filter(None, (row.strategy, row.topology, f"({row.transport})" if row.transport else None)))
         ratios = [f"{value:.2f}" for value in (row.ratio_to_none, row.ratio_to_ddp, row.ratio_to_ideal)]

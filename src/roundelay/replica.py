@@ -45,6 +45,18 @@ class Layout:
             self._spans.append((self.nbytes, end, dtype))
             self.nbytes = -(-end // ALIGNMENT) * ALIGNMENT
 
+    @classmethod
+    def of(cls, tensors: Iterable[Tensor]) -> Layout:
+        """That of as many numbers as these tensors have.
+
+        >>> Layout.of([torch.ones(2, 3), torch.ones(10)]).nbytes
+        64
+        """
+        counts: dict[torch.dtype, int] = {}
+        for tensor in tensors:
+            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
+        return cls(counts)
+
     @property
     def code(self) -> int:
         """Equal for equal layouts, up to accident; not zero."""
@@ -83,8 +95,7 @@ class Flat:
         by_dtype: dict[torch.dtype, list[int]] = {}
         for index, tensor in enumerate(tensors):
             by_dtype.setdefault(tensor.dtype, []).append(index)
-        counts = {dtype: sum(tensors[i].numel() for i in indices) for dtype, indices in by_dtype.items()}
-        self.layout = Layout(counts)
+        self.layout = Layout.of(tensors)
         total = self.layout.nbytes
         self.storage = allocate(total) if allocate else torch.empty(total, dtype=torch.uint8, device=on)
         self.storage.zero_()

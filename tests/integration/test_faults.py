@@ -74,8 +74,17 @@ def test_a_group_that_never_forms_hangs_nobody():
     run = Run("super-learners", "never-starts")
     assert not run.hung
     assert run.out[3].startswith(f"lost {FAULTY} at "), run.err[3]
+    assert run.codes[3] == 7, run.err[3]
     for rank in (0, 1):
         assert run.out[rank] == f"finished {STEPS}\n", run.err[rank]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["allreduce", "allreduce by gloo"])
+def test_whoever_waits_for_all_to_begin_ends_in_order_if_one_never_does(strategy):
+    run = Run(strategy, "never-starts")
+    assert not run.hung
+    assert all(run.codes[rank] == 7 for rank in run.survivors), run.err
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from roundelay.learner import Learner
-from roundelay.replica import Flat
-from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, dpsgd
+from roundelay.membership import Membership
+from roundelay.replica import Flat, Replica
+from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, allreduce, dpsgd
 from roundelay.topology import ring
 
 SIZE = 3
@@ -167,3 +168,17 @@ def test_the_counter_sees_an_allocation():
         torch.ones(WIDTH).add_(1).view(2, -1)
         torch.ones(WIDTH).clone()
     assert len(log) == 3
+
+
+def test_all_buckets_of_a_reduction_lie_in_one_piece_of_memory(monkeypatch):
+    """For each piece takes file descriptors, at home and at every peer that sums it."""
+    monkeypatch.setattr(allreduce, "FIRST_BUCKET_BYTES", 1)
+    with loopback(2) as transports:
+
+        def work(rank):
+            strategy = Allreduce()
+            before = len(transports[rank]._memory._mine)
+            strategy.attach(Replica(module_of()), transports[rank], Membership.of(2))
+            return len(strategy._buckets), len(transports[rank]._memory._mine) - before
+
+        assert together(2, work) == [(2, 1), (2, 1)]

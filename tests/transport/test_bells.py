@@ -30,9 +30,16 @@ def test_rings_are_counted(bell):
 
 
 def test_a_ring_wakes_who_waits(bell):
-    woken = threading.Event()
-    waiter = threading.Thread(target=lambda: bell.wait(30.0) and woken.set())
+    waiting, woken = threading.Event(), threading.Event()
+
+    def wait():
+        while not bell.wait(0.01):
+            waiting.set()
+        woken.set()
+
+    waiter = threading.Thread(target=wait)
     waiter.start()
+    assert waiting.wait(10.0)
     bell.ring()
     assert woken.wait(10.0)
     waiter.join()

@@ -49,6 +49,14 @@ def test_only_own_buffers_are_located(ours):
     assert ours.locate(SharedMemory().allocate(8)) == -1
 
 
+def test_numbers_inside_a_buffer_are_found_if_they_lie_together(ours):
+    buffer = ours.allocate(100)
+    fd = ours.locate(buffer)
+    assert ours.location(buffer[10:20]) == (fd, 10, 100)
+    assert ours.location(buffer[::2]) is None
+    assert ours.location(torch.zeros(8)) is None
+
+
 def test_an_empty_buffer_is_a_buffer(ours):
     assert ours.allocate(0).nbytes == 0
 

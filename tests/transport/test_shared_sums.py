@@ -95,7 +95,7 @@ def test_parts_of_a_buffer_are_summed_where_they_are():
             assert (buffer[128:] == 1.0 + rank).all()
 
 
-def test_thousands_of_sums_under_way_at_once_come_out_in_order():
+def test_a_thousand_sums_of_which_four_are_under_way_at_once_come_out_in_order():
     with loopback(3) as transports:
         members = formed(3, transports)
 
@@ -137,6 +137,7 @@ def test_groups_that_overlap_are_told_apart():
             return float(inside), float(everyone)
 
         assert together(4, work) == [(1.0, 6.0), (1.0, 6.0), (5.0, 6.0), (5.0, 6.0)]
+        assert all(None not in transport._collectives._groups.values() for transport in transports)
 
 
 def test_a_member_that_shares_no_memory_has_all_summed_by_the_engine():
@@ -155,6 +156,12 @@ def test_a_member_that_may_not_see_the_others_memory_has_all_summed_by_the_engin
         assert transports[0]._collectives._groups == {(0, 1): None}
 
 
+def test_who_has_nothing_to_sum_has_no_thread():
+    with loopback(2) as transports:
+        together(2, lambda rank: transports[rank].all_reduce(torch.ones(9), (0, 1)).result(20))
+        assert transports[0]._collectives._groups[0, 1]._thread is None
+
+
 def test_a_board_that_cannot_be_mapped_is_not_seen():
     with loopback(2) as transports:
         collectives = transports[0]._collectives
@@ -162,14 +169,43 @@ def test_a_board_that_cannot_be_mapped_is_not_seen():
         assert collectives._seen((0, 1), nowhere) is None
 
 
-def test_private_memory_and_few_numbers_go_to_the_engine(monkeypatch):
+def test_private_memory_is_summed_by_the_engine():
+    values = [torch.ones(9), torch.ones(9)]
     with loopback(2) as transports:
-        assert together(2, lambda rank: transports[rank].all_reduce(torch.ones(9), (0, 1)).result(20)) == [None, None]
-        monkeypatch.setattr(shared_sums, "SMALLEST_BYTES", 1000)
-        formed(2, transports, (0, 1))
-        buffer = shared_buffer(transports[0], torch.ones(9))
+        together(2, lambda rank: transports[rank].all_reduce(values[rank], (0, 1)).result(20))
+        assert torch.equal(values[0], torch.full((9,), 2.0))
+        forbid_the_engine(transports)
         with pytest.raises(AssertionError, match="the engine was asked"):
-            transports[0].all_reduce(buffer, (0, 1))
+            transports[0].all_reduce(values[0], (0, 1))
+
+
+def test_numbers_that_do_not_lie_together_are_summed_by_the_engine():
+    with loopback(2) as transports:
+        formed(2, transports)
+        scattered = shared_buffer(transports[0], torch.ones(8))[::2]
+        with pytest.raises(AssertionError, match="the engine was asked"):
+            transports[0].all_reduce(scattered, (0, 1))
+
+
+def test_matrices_are_summed_as_well():
+    with loopback(2) as transports:
+        members = formed(2, transports)
+        sums = together(2, lambda rank: summed_matrix(transports[rank], members))
+        assert all(torch.equal(mine, torch.full((3, 5), 2.0)) for mine in sums)
+
+
+def summed_matrix(transport, members):
+    matrix = shared_buffer(transport, torch.ones(15)).view(3, 5)
+    transport.all_reduce(matrix, members).result(20)
+    return matrix.clone()
+
+
+def test_few_numbers_are_summed_by_the_engine(monkeypatch):
+    monkeypatch.setattr(shared_sums, "SMALLEST_BYTES", 1000)
+    with loopback(2) as transports:
+        sums = together(2, lambda rank: summed(transports[rank], torch.ones(9), (0, 1)))
+        assert all(torch.equal(mine, torch.full((9,), 2.0)) for mine in sums)
+        assert transports[0]._collectives._groups == {}
 
 
 def test_a_learner_that_dies_ends_the_sums_of_the_others():
@@ -197,18 +233,79 @@ def test_a_learner_that_leaves_in_order_without_its_part_ends_the_sums_of_the_ot
             waiting.result(20)
 
 
-def test_a_slow_learner_is_not_a_dead_one():
-    gate = threading.Event()
+def test_a_slow_learner_is_not_a_dead_one(monkeypatch):
+    looked, gate = [], threading.Event()
     with loopback(3) as transports:
         members = formed(3, transports)
+        look_round = shared_sums._Group._look_round
+
+        def look(group):
+            looked.append(group)
+            if len(looked) > 5:
+                gate.set()
+            look_round(group)
+
+        monkeypatch.setattr(shared_sums._Group, "_look_round", look)
 
         def work(rank):
             if rank == 2:
-                gate.wait(20)
+                assert gate.wait(20)
             return summed(transports[rank], torch.ones(9), members)
 
-        threading.Timer(0.3, gate.set).start()  # those who wait look round several times
         assert all(torch.equal(mine, torch.full((9,), 3.0)) for mine in together(3, work))
+
+
+def test_a_group_that_will_never_form_is_given_up_and_the_lost_one_is_named():
+    with loopback(3) as transports:
+
+        def work(rank):
+            if rank == 2:
+                transports[rank].close("it raised")
+                return None
+            return summed(transports[rank], torch.ones(9), (0, 1, 2))
+
+        for error in outcomes(3, work)[:2]:
+            assert isinstance(error, PeerLostError)
+            assert error.peer == 2
+    assert not [thread for thread in threading.enumerate() if thread.name in ("roundelay-form", "roundelay-sum")]
+
+
+def test_a_peer_whose_memory_has_gone_is_lost(monkeypatch):
+    def gone(member, like):
+        raise FileNotFoundError("no such process")
+
+    with loopback(2) as transports:
+        members = formed(2, transports)
+        monkeypatch.setattr(shared_sums._Member, "numbers", gone)
+        for error in outcomes(2, lambda rank: summed(transports[rank], torch.ones(9), members)):
+            assert isinstance(error, PeerLostError)
+            assert "its memory cannot be read" in str(error)
+
+
+def test_after_a_failure_nothing_more_is_summed(monkeypatch):
+    """Or others would meet this learner's next sum with their last one."""
+    with loopback(2) as transports:
+        members = formed(2, transports)
+        group = transports[0]._collectives._groups[members]
+        ready = group._ready
+
+        def fail_once_ready(location):
+            ready(location)
+            monkeypatch.setattr(group, "_ready", ready)
+            raise MemoryError("no room")
+
+        monkeypatch.setattr(group, "_ready", fail_once_ready)
+        buffers = {rank: [shared_buffer(transports[rank], torch.ones(9)) for _ in range(2)] for rank in range(2)}
+        futures = {
+            rank: [transports[rank].all_reduce(buffer, members) for buffer in buffers[rank]] for rank in range(2)
+        }
+        for future in futures[0]:
+            with pytest.raises(MemoryError, match="no room"):
+                future.result(20)
+        transports[0].close("MemoryError: no room")
+        for future in futures[1]:
+            with pytest.raises(PeerLostError, match="no room"):
+                future.result(20)
 
 
 def test_closing_ends_the_thread_of_a_sum_that_will_never_be():
@@ -218,12 +315,13 @@ def test_closing_ends_the_thread_of_a_sum_that_will_never_be():
         group = transports[0]._collectives._groups[members]
         transports[0].close()
         assert not group._thread.is_alive()
+        assert not group._members  # nor is memory of others kept
 
 
 def test_what_goes_wrong_in_the_thread_is_raised_where_the_result_is_awaited(monkeypatch):
     with loopback(2) as transports:
         members = formed(2, transports)
         group = transports[0]._collectives._groups[members]
-        monkeypatch.setattr(group, "sum", lambda values: 1 / 0)
+        monkeypatch.setattr(group, "sum", lambda values, location: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             transports[0].all_reduce(shared_buffer(transports[0], torch.ones(9)), members).result(20)

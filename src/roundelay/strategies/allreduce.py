@@ -11,8 +11,8 @@ from torch import Tensor
 from roundelay.clock import Steps
 from roundelay.errors import StrategyError
 from roundelay.membership import Membership
-from roundelay.replica import Replica
-from roundelay.strategies.base import Strategy, flat_for_sums
+from roundelay.replica import Flat, Replica
+from roundelay.strategies.base import Strategy, flats_for_sums
 from roundelay.transport.base import Transport
 
 BUCKET_BYTES = 25 * 2**20  # as DDP: a collective costs so much by itself that smaller buckets hide less than they add
@@ -25,10 +25,8 @@ class _Bucket:
     The counts need as much room as one number of this dtype has: exact up to 256 learners in bfloat16.
     """
 
-    def __init__(self, indices: list[int], replica: Replica, transport: Transport) -> None:
-        self.indices = indices
-        weights = [replica.weights[index].detach() for index in indices]
-        self.flat = flat_for_sums([*weights, weights[0].new_empty(1 + len(indices))], transport)
+    def __init__(self, indices: list[int], flat: Flat) -> None:
+        self.indices, self.flat = indices, flat
         self.waiting = set(indices)
         self.views = dict(zip(indices, self.flat.views[:-1], strict=True))  # of each weight's gradient
         self._used: list[bool] = []
@@ -77,7 +75,11 @@ class Allreduce(Strategy):
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Sort the weights into buckets, last layers first: their gradients come first."""
         super().attach(replica, transport, membership)
-        self._buckets = [_Bucket(indices, replica, transport) for indices in _bucket_indices(replica)]
+        indices = _bucket_indices(replica)
+        flats = flats_for_sums(
+            [_with_counts([replica.weights[i].detach() for i in each]) for each in indices], transport
+        )
+        self._buckets = [_Bucket(each, flat) for each, flat in zip(indices, flats, strict=True)]
         self._of = {index: bucket for bucket in self._buckets for index in bucket.indices}
         self._futures: list[Future[None]] = []
         self._started = 0
@@ -141,6 +143,11 @@ class Allreduce(Strategy):
     def state_dict(self) -> dict[str, Any]:
         """Nothing: weights and optimizer hold all there is."""
         return {}
+
+
+def _with_counts(weights: list[Tensor]) -> list[Tensor]:
+    """Of the shapes in a bucket: the gradients, how many learners are active, how many have each gradient."""
+    return [*weights, weights[0].new_empty(1 + len(weights))]
 
 
 def _bucket_indices(replica: Replica) -> list[list[int]]:

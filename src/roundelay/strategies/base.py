@@ -11,7 +11,7 @@ from torch import Tensor
 from roundelay.clock import Steps
 from roundelay.errors import StrategyError
 from roundelay.membership import Membership
-from roundelay.replica import Flat, Replica
+from roundelay.replica import Flat, Layout, Replica
 from roundelay.topology import Mixing
 from roundelay.transport.base import Transport
 
@@ -107,10 +107,19 @@ class Strategy(ABC):
         """Go on from there."""
 
 
-def flat_for_sums(tensors: Sequence[Tensor], transport: Transport) -> Flat:
-    """A flat buffer for collectives: where the tensors are; if that is the CPU, in memory that the transport sums fastest."""
-    device = tensors[0].device
-    return Flat(tensors, transport.allocate if device.type == "cpu" else None, on=device)
+def flats_for_sums(groups: Sequence[Sequence[Tensor]], transport: Transport) -> list[Flat]:
+    """Flat buffers for collectives, each of the shape of a group of tensors, on its device.
+
+    Those on the CPU are cut from one piece of the memory that the transport sums fastest: each piece takes file descriptors.
+    """
+    lengths = [Layout.of(tensors).nbytes for tensors in groups if tensors[0].device.type == "cpu"]
+    pieces = iter(transport.allocate(sum(lengths)).split(lengths) if lengths else ())
+    return [
+        Flat(tensors, lambda nbytes: next(pieces))
+        if tensors[0].device.type == "cpu"
+        else Flat(tensors, on=tensors[0].device)
+        for tensors in groups
+    ]
 
 
 def fingerprint(mixing: Mixing) -> str:

@@ -11,7 +11,7 @@ from roundelay.clock import Steps
 from roundelay.errors import StrategyError
 from roundelay.membership import Membership
 from roundelay.replica import Replica
-from roundelay.strategies.base import Strategy, flat_for_sums
+from roundelay.strategies.base import Strategy, flats_for_sums
 from roundelay.transport.base import Transport
 
 
@@ -128,7 +128,7 @@ class _Sum:
 
     def __init__(self, replica: Replica, transport: Transport) -> None:
         weights = replica.tensors()
-        self.flat = flat_for_sums([*weights, weights[0].new_zeros(1)], transport)
+        [self.flat] = flats_for_sums([[*weights, weights[0].new_zeros(1)]], transport)
 
     @property
     def active(self) -> Tensor:

@@ -9,7 +9,7 @@ from roundelay.errors import StrategyError
 from roundelay.membership import Membership
 from roundelay.replica import Flat, Replica
 from roundelay.strategies.allreduce import Allreduce
-from roundelay.strategies.base import Strategy, flat_for_sums
+from roundelay.strategies.base import Strategy, flats_for_sums
 from roundelay.topology import Mixing
 from roundelay.transport.base import Transport
 
@@ -57,7 +57,7 @@ class SuperLearner(Strategy):
         self.leader = members[0]
         self.leads = transport.rank == self.leader
         self._members = members
-        self._mixed = flat_for_sums(replica.tensors(), transport)
+        [self._mixed] = flats_for_sums([replica.tensors()], transport)
         self.inside.attach(replica, transport, Membership(members, membership.generation))
         if self.leads:
             self.between.attach(replica, transport, Membership(leaders, membership.generation))

@@ -133,7 +133,7 @@ class Transport(ABC):
 
     @abstractmethod
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """Sum `values` over `members`, in place."""
+        """Sum `values` over `members`, in place. The first large one may wait for all members to come: they form a group."""
 
     @abstractmethod
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import threading
 import time
 import weakref
 from abc import abstractmethod
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, ClassVar
 
@@ -16,13 +18,13 @@ from torch import Tensor
 
 from roundelay.membership.pulse import SILENCE_S
 from roundelay.transport.base import Collectives
-from roundelay.transport.forming import LOOK_S, Hopeless, formed
 
 # Peers are given up by their heartbeats, never because a step takes long, so the engine's own time-out must not come first.
 NEVER = datetime.timedelta(days=365)
 FORMING = datetime.timedelta(minutes=10)
-LOOK = datetime.timedelta(seconds=LOOK_S)
+LOOK = datetime.timedelta(seconds=0.5)  # how soon a waiting learner notices what the watch says
 POLL_S = 0.0005
+Hopeless = Callable[[tuple[int, ...]], bool]
 
 
 class WorkFuture(Future[None]):
@@ -106,6 +108,27 @@ class _GroupCollectives(Collectives):
         self._under_way.add(future)
         return future
 
+    def _formed(self, members: tuple[int, ...], form: Callable[[], Any]) -> Any:  # noqa: ANN401  # a group
+        """What `form` makes, in a thread of its own: the engine waits for members, and knows nothing of the watch.
+
+        Raises ConnectionError if a member is lost before that.
+        """
+        formed: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                formed.set_result(form())
+            except BaseException as error:
+                formed.set_exception(error)
+
+        threading.Thread(target=work, name="roundelay-form", daemon=True).start()
+        while not formed.done():
+            with contextlib.suppress(TimeoutError):
+                formed.exception(timeout=LOOK.total_seconds())
+            if self._hopeless(members):
+                raise ConnectionError("a member of the group was lost while it was being formed")
+        return formed.result()
+
     def close(self) -> None:
         """The groups go with the process; but one with work that a frozen peer will never finish must not be waited for."""
         if all(future._work.is_completed() for future in self._under_way):
@@ -125,10 +148,8 @@ class ProcessGroupCollectives(_GroupCollectives):
             assert dist.group.WORLD is not None
             return dist.group.WORLD
         if members not in self._groups:
-            self._groups[members] = formed(
-                lambda: dist.new_group(list(members), timeout=NEVER, use_local_synchronization=True),
-                members,
-                self._hopeless,
+            self._groups[members] = self._formed(
+                members, lambda: dist.new_group(list(members), timeout=NEVER, use_local_synchronization=True)
             )
         return self._groups[members]
 
@@ -162,7 +183,7 @@ class StoreCollectives(_GroupCollectives):
     def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401
         key = ("nccl" if values.is_cuda else "gloo", members)
         if key not in self._groups:
-            self._groups[key] = formed(lambda: self._form(*key), members, self._hopeless)
+            self._groups[key] = self._formed(members, lambda: self._form(*key))
         return self._groups[key]
 
     def _form(self, engine: str, members: tuple[int, ...]) -> Any:  # noqa: ANN401

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,14 @@ _MAP_FIXED = 0x10
 _map = ctypes.CDLL(None, use_errno=True).mmap
 _map.restype = ctypes.c_size_t
 _map.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+
+
+class Location(NamedTuple):
+    """Where numbers are in memory that is shared: in which file, how far from its beginning, and the length of all of it."""
+
+    fd: int
+    offset: int
+    nbytes: int
 
 
 class SharedMemory:
@@ -41,12 +50,12 @@ class SharedMemory:
         fd, whole = self._mine.get(buffer.data_ptr(), (-1, None))
         return fd if whole is not None and whole.nbytes >= buffer.nbytes else -1
 
-    def place(self, values: Tensor) -> tuple[int, int, int] | None:
-        """Where numbers lie in a buffer made by `allocate`: its file descriptor, their offset, its length; None if nowhere."""
+    def location(self, values: Tensor) -> Location | None:
+        """Of numbers that lie together in a buffer made by `allocate`; None for any other."""
         first, end = values.data_ptr(), values.data_ptr() + values.nbytes
         for start, (fd, buffer) in self._mine.items():
-            if start <= first and end <= start + buffer.nbytes:
-                return fd, first - start, buffer.nbytes
+            if start <= first and end <= start + buffer.nbytes and values.is_contiguous():
+                return Location(fd, first - start, buffer.nbytes)
         return None
 
     def withdraw(self, buffer: Tensor) -> None:

@@ -75,7 +75,7 @@ class SocketTransport(Transport):
         size: how many there are.
         listener: a socket that peers know the address of.
         security: what every connection must prove to know.
-        collectives: sums and broadcasts between machines.
+        collectives: the engine of sums and broadcasts, which groups of one machine need only to form.
         share_memory: let learners of this machine exchange through shared memory.
         local_size: how many learners this machine has; all of them unless said.
     """
@@ -95,10 +95,11 @@ class SocketTransport(Transport):
         self._security = security
         self._memory = shared.SharedMemory() if share_memory and shared.available() else None
         self._host = wire.this_host() if self._memory else bytes(16)  # a learner that shares nothing is like nobody
-        summing = (
-            None if torch.cuda.is_available() else self._memory
-        )  # where there is a GPU, buffers are pinned instead
-        self._collectives = SharedCollectives(collectives, rank, summing, self._host, self.hopeless)
+        # Where there is a GPU, buffers are pinned instead.
+        summing = None if torch.cuda.is_available() else self._memory
+        self._collectives = SharedCollectives(
+            collectives, rank, summing, self._host, hopeless=self.hopeless, depending_on=self._depending_on
+        )
         self._addresses: dict[int, Address] = {}
         self._lanes: dict[int, _Lane] = {}
         self._accepted: dict[socket.socket, int] = {}  # whose it is
@@ -397,12 +398,12 @@ class SocketTransport(Transport):
     # Collectives, and the fate of peers -------------------------------------------------------------------------------
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """In the process group; fails as soon as the watch loses a member. Counted as what a ring of members sends."""
+        """Fails as soon as the watch loses a member. Counted as what a ring of members sends."""
         self.traffic.reduced(values.nbytes, len(members))
         return self._guarded(members, lambda: self._collectives.all_reduce(values, members))
 
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
-        """In the process group; fails as soon as the watch loses a member."""
+        """Fails as soon as the watch loses a member."""
         return self._guarded(members, lambda: self._collectives.broadcast(values, source, members))
 
     def _guarded(self, members: tuple[int, ...], start: Callable[[], Future[None]]) -> Future[None]:

@@ -7,8 +7,6 @@ reported are medians of ratios within a repetition.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -130,15 +128,3 @@ def _rival(measured: dict[Case, Any], case: Case, strategy: str, slow: float) ->
         for other in measured
         if (other.strategy, other.parameters, other.slow) == (strategy, case.parameters, slow)
     )
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    import torch
-
-    return {
-        "cores": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }

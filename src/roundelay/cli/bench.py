@@ -6,6 +6,8 @@ import argparse
 import dataclasses
 import json
 import re
+import shlex
+import sys
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -87,9 +89,8 @@ def run(args: argparse.Namespace) -> None:
             "learners": args.learners,
             "seconds": seconds,
             "repetitions": repetitions,
-            "machine": throughput.machine(),
         }
-        print(json.dumps(document, indent=2))
+        _print_json(document)
         return
     show(_table(rows))
     if args.plot:
@@ -102,7 +103,7 @@ def _progress() -> Progress:
 
 
 def _overhead(args: argparse.Namespace) -> None:
-    from roundelay.bench import overhead, throughput
+    from roundelay.bench import overhead
 
     if args.slow or args.plot or args.repetitions:
         raise UsageError("--slow, --plot and --repetitions do not go with `bench overhead`, which is one run")
@@ -110,8 +111,7 @@ def _overhead(args: argparse.Namespace) -> None:
     with Console(stderr=True).status(f"a run of about {seconds:g} s"):
         rows = overhead.measure(learners=args.learners, seconds=seconds)
     if args.json:
-        document = {"rows": [dataclasses.asdict(row) for row in rows], "machine": throughput.machine()}
-        print(json.dumps(document | {"learners": args.learners, "seconds": seconds}, indent=2))
+        _print_json({"rows": [dataclasses.asdict(row) for row in rows], "learners": args.learners, "seconds": seconds})
         return
     table = new_table("what steps take more than those of the same run that nothing falls in")
     table.add_column("case")
@@ -121,6 +121,14 @@ def _overhead(args: argparse.Namespace) -> None:
         interval = "{:+.2%} to {:+.2%}".format(*row.ci95)
         table.add_row(row.case, f"{row.steps_per_s:.1f}", f"{row.overhead:+.2%}", interval)
     show(table)
+
+
+def _print_json(document: dict[str, object]) -> None:
+    """With what a figure needs to be believed: how it was made, on which machine, when and at which commit."""
+    from roundelay.training.rundir import machine
+
+    command = shlex.join(["roundelay", *sys.argv[1:]])
+    print(json.dumps(document | {"command": command, "machine": machine()}, indent=2))
 
 
 def _table(rows: list[Row]) -> Table:

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -56,6 +57,17 @@ def test_learners_are_summed_and_broadcast_by_number_not_by_place(seats):
 def test_a_group_whose_member_is_lost_before_it_forms_is_given_up(seats):
     with pytest.raises(ConnectionError, match="lost while it was being formed"):
         seats(1, hopeless=lambda members: True).all_reduce(torch.zeros(1), (1, 2))
+    assert not [thread for thread in threading.enumerate() if thread.name == "roundelay-form"]  # it would wait for ever
+
+
+def test_a_store_that_is_gone_forms_no_group(seats, monkeypatch):
+    def gone(*arguments):
+        raise RuntimeError("Connection was likely closed")
+
+    seat = seats(1)
+    monkeypatch.setattr(process_group.dist, "PrefixStore", lambda prefix, store: SimpleNamespace(set=gone))
+    with pytest.raises(ConnectionError, match=r"cannot be reached \(Connection was likely closed\)"):
+        seat.all_reduce(torch.zeros(1), (1, 2))
 
 
 class Work:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _get_default_store
 
 from roundelay.membership.pulse import SILENCE_S
 from roundelay.transport.base import Collectives
@@ -24,6 +25,7 @@ NEVER = datetime.timedelta(days=365)
 FORMING = datetime.timedelta(minutes=10)
 LOOK = datetime.timedelta(seconds=0.5)  # how soon a waiting learner notices what the watch says
 POLL_S = 0.0005
+ARRIVAL_POLL_S = 0.005
 Hopeless = Callable[[tuple[int, ...]], bool]
 
 
@@ -108,11 +110,14 @@ class _GroupCollectives(Collectives):
         self._under_way.add(future)
         return future
 
-    def _formed(self, members: tuple[int, ...], form: Callable[[], Any]) -> Any:  # noqa: ANN401  # a group
-        """What `form` makes, in a thread of its own: the engine waits for members, and knows nothing of the watch.
+    def _formed(self, members: tuple[int, ...], rank: int, store: Any, form: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """What `form` makes once all members have come, in a thread of its own: engines wait, and know nothing of the watch.
 
+        Such a wait cannot be ended, and aborts Python if it ends while that shuts down. So members wait for each other at the
+        store first, where they can be given up, and the engine for nobody, unless one dies in that very moment.
         Raises ConnectionError if a member is lost before that.
         """
+        self._meet_at(store, members, rank)
         formed: Future[Any] = Future()
 
         def work() -> None:
@@ -128,6 +133,17 @@ class _GroupCollectives(Collectives):
             if self._hopeless(members):
                 raise ConnectionError("a member of the group was lost while it was being formed")
         return formed.result()
+
+    def _meet_at(self, store: Any, members: tuple[int, ...], rank: int) -> None:  # noqa: ANN401
+        """Wait until all members have come to form a group. Raises ConnectionError if one is lost, or the store is."""
+        try:
+            store.set(f"{members}/{rank}", b"here")
+            while not store.check([f"{members}/{member}" for member in members]):
+                if self._hopeless(members):
+                    raise ConnectionError("a member of the group was lost while it was being formed")
+                time.sleep(ARRIVAL_POLL_S)
+        except RuntimeError as error:  # as torch calls it
+            raise ConnectionError(f"the store at which groups form cannot be reached ({error})") from error
 
     def close(self) -> None:
         """The groups go with the process; but one with work that a frozen peer will never finish must not be waited for."""
@@ -148,8 +164,12 @@ class ProcessGroupCollectives(_GroupCollectives):
             assert dist.group.WORLD is not None
             return dist.group.WORLD
         if members not in self._groups:
+            store = dist.PrefixStore("roundelay", _get_default_store())  # type: ignore[attr-defined]
             self._groups[members] = self._formed(
-                members, lambda: dist.new_group(list(members), timeout=NEVER, use_local_synchronization=True)
+                members,
+                dist.get_rank(),
+                store,
+                lambda: dist.new_group(list(members), timeout=NEVER, use_local_synchronization=True),
             )
         return self._groups[members]
 
@@ -183,16 +203,16 @@ class StoreCollectives(_GroupCollectives):
     def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401
         key = ("nccl" if values.is_cuda else "gloo", members)
         if key not in self._groups:
-            self._groups[key] = self._formed(members, lambda: self._form(*key))
+            engine, place = key[0], members.index(self._rank)
+            store = dist.PrefixStore(  # type: ignore[attr-defined]
+                f"{self._generation}/{engine}/{members}", self._store
+            )
+            self._groups[key] = self._formed(
+                members, self._rank, store, lambda: self._form(engine, store, place, len(members))
+            )
         return self._groups[key]
 
-    def _form(self, engine: str, members: tuple[int, ...]) -> Any:  # noqa: ANN401
-        store = dist.PrefixStore(  # type: ignore[attr-defined]
-            f"{self._generation}/{engine}/{members}", self._store
-        )
-        return self._engine(engine, store, members.index(self._rank), len(members))
-
-    def _engine(self, engine: str, store: Any, place: int, size: int) -> Any:  # noqa: ANN401
+    def _form(self, engine: str, store: Any, place: int, size: int) -> Any:  # noqa: ANN401
         if engine == "nccl":
             kind: Any = dist.ProcessGroupNCCL
             options = kind.Options()

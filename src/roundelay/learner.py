@@ -76,7 +76,7 @@ class Learner:
         # The step under way: a subclass's step() that calls super().step() has the hooks run for both.
         self._step_frame: FrameType | None = None
         self._inner_steps = 0
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._ending = contextlib.ExitStack()  # what is to be undone
         try:
             self._begin()
         except BaseException as error:
@@ -95,12 +95,13 @@ class Learner:
             self._take_first_weights(everyone.living)
         self.strategy.attach(self.replica, self.transport, everyone)
         self.replica.mark()
-        self._handles.append(self.optimizer.register_step_pre_hook(self._before_step))
-        self._handles.append(self.optimizer.register_step_post_hook(self._after_step))
+        self._ending.callback(self.replica.own)
+        self._ending.callback(self.optimizer.register_step_pre_hook(self._before_step).remove)
+        self._ending.callback(self.optimizer.register_step_post_hook(self._after_step).remove)
         if self.strategy.reduces_gradients:
             for index, weight in enumerate(self.replica.weights):
                 hook = lambda _, index=index: self._gradient_ready(index)  # noqa: E731
-                self._handles.append(weight.register_post_accumulate_grad_hook(hook))
+                self._ending.callback(weight.register_post_accumulate_grad_hook(hook).remove)
 
     # The user's side ---------------------------------------------------------------------------------------------------
 
@@ -368,9 +369,10 @@ class Learner:
 
     def _release(self, failure: str = "") -> None:
         self._closed = True
-        for handle in self._handles:
-            handle.remove()
-        self.transport.close(failure)
+        try:
+            self._ending.close()
+        finally:
+            self.transport.close(failure)
 
 
 def _callers(frame: FrameType) -> Iterator[FrameType]:

@@ -1,12 +1,16 @@
-"""A learner's weights: the module's own tensors, and flat buffers that hold a copy of them for exchanges.
+"""A learner's weights: the module's own tensors, and flat buffers that hold them for exchanges.
 
-The module's parameters are never re-pointed into a flat buffer: `.to(dtype)` and LSTM's flatten_parameters would detach
-them silently. They are copied, all in one call.
+Where a flat has a shadow, the module's parameters may be that instead of a copy. `.to(dtype)`, LSTM's flatten_parameters and the
+like detach them then, and whoever keeps a view onto a weight expects it to follow: both are looked for at every step, and
+answered by copies, all in one call.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -15,6 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from roundelay.errors import StrategyError
+from roundelay.shadow import Shadow
+
+log = logging.getLogger("roundelay")
 
 NON_FINITE = "non-finite weights"
 ALIGNMENT = 64  # bytes: a cache line, and enough for every dtype
@@ -87,6 +94,9 @@ class Flat:
         parts: one flat view per dtype, for arithmetic.
         views: one view per tensor, in the order given, for copying.
         addresses: of the views.
+        shadow: that of the storage, if it was given one.
+        shown: the same views onto the shadow.
+        shown_addresses: of those.
     """
 
     def __init__(
@@ -106,6 +116,24 @@ class Flat:
             views.update({i: piece.view(tensors[i].shape) for i, piece in zip(indices, pieces, strict=True)})
         self.views = [views[index] for index in range(len(tensors))]
         self.addresses = _addresses(self.views)
+        self.shadow: Shadow | None = None
+        self.shown: list[Tensor] = []
+        self.shown_addresses: list[int] = []
+
+    def cast(self, shadow: Shadow | None) -> Flat:
+        """Take a shadow of the storage, where there is one."""
+        if shadow is not None:
+            start = self.storage.data_ptr()
+            self.shown = shadow.views([(view.data_ptr() - start, view) for view in self.views])
+            self.shown_addresses = _addresses(self.shown)
+            self.shadow = shadow
+        return self
+
+    def lose_shadow(self) -> None:
+        """Leave the shadow to those who have views onto it, as a copy of what it shows."""
+        if self.shadow is not None:
+            self.shadow.keep()
+            self.shadow, self.shown, self.shown_addresses = None, [], []
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """This <- tensors."""
@@ -120,7 +148,12 @@ class Replica:
     """The weights of one module that learners average: its trainable parameters, each once however often it is tied.
 
     Raises StrategyError if there are none.
+
+    Attributes:
+        shown: the flat whose shadow the module's weights are, so that it must not change; None if they have memory of their own.
     """
+
+    shown: Flat | None = None
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -129,9 +162,11 @@ class Replica:
             raise StrategyError("the module has no parameter that requires a gradient; there is nothing to train")
         self._tensors: list[Tensor] = []
         self._addresses: list[int] = []  # of those
-        self._lendable: tuple[list[Tensor], Flat] | None = None  # what `lend` has found to be of one kind
+        self._fitting: tuple[list[Tensor], Flat] | None = None  # what `_fits` has found to be of one kind
         self._lent = False
         self._marked: list[int] | None = None
+        self._stays = False  # its weights are not to be shadows
+        _replicas.add(self)
 
     def tensors(self) -> list[Tensor]:
         """The weights for in-place copies; detached anew where `.to()` has replaced a parameter's storage.
@@ -141,6 +176,8 @@ class Replica:
         addresses = _addresses(self.weights)
         if addresses != self._addresses:
             self._tensors, self._addresses = [weight.detach() for weight in self.weights], addresses
+            if self.shown:
+                self._stay()
         return self._tensors
 
     def mark(self) -> None:
@@ -167,19 +204,16 @@ class Replica:
         Only between the hooks of one optimizer step. Where a parameter differs from its view in device (the flat is in
         host memory), dtype (after `.to`) or strides (channels last), the flat is copied in instead.
         """
-        tensors = self.tensors()
-        if self._lendable is None or self._lendable[0] is not tensors or self._lendable[1] is not flat:
-            if not all(map(_same_kind, tensors, flat.views)):
-                self.copy_from(flat)
-                return
-            self._lendable = tensors, flat
+        if not self._fits(flat):
+            flat.write(self.tensors())
+            return
         self._lent = True
         _point(self.weights, flat.views)
 
     def take_back(self, flat: Flat) -> bool:
-        """End `lend`: the flat has what the optimizer has made, and the parameters have their own storage again.
+        """End `lend`: the flat has what the optimizer has made, and so have the parameters, if they can be its shadow (`shown`).
 
-        True if that has the values of before still, so that the new ones are to be copied in.
+        True if they are where they were and have the values of before still, so that the new ones are to be copied in.
         """
         if not self._lent:
             self.copy_to(flat)
@@ -188,17 +222,88 @@ class Replica:
             for weight, view in zip(self.weights, flat.views, strict=True):
                 if weight.data_ptr() != view.data_ptr():
                     view.copy_(weight.detach())
-        _point(self.weights, self._tensors)
+        shows = self._can_show(flat)
         self._lent = False
-        return True
+        if shows:
+            self._show(flat)
+        else:
+            _point(self.weights, self._tensors)
+        return not shows
 
     def copy_to(self, flat: Flat) -> None:
         """Flat <- the module's weights."""
         flat.read(self.tensors())
 
     def copy_from(self, flat: Flat) -> None:
-        """The module's weights <- flat."""
-        flat.write(self.tensors())
+        """The module's weights <- flat; without a copy if they can be its shadow (`shown`)."""
+        if flat.shadow and self._fits(flat) and self._can_show(flat):
+            self._show(flat)
+        else:
+            flat.write(self.tensors())
+
+    def own(self) -> None:
+        """Give the weights memory of their own again, for good."""
+        tensors = self.tensors()
+        if self.shown and not self._viewed_by_others():
+            _point(self.weights, [tensor.clone() for tensor in tensors])
+            self.shown = None
+        self._stay()
+
+    def keep(self) -> None:
+        """Let what the module has now survive whatever is done to the flat that it shows, until another is shown."""
+        if self.shown and self.shown.shadow:
+            self.shown.shadow.keep()
+
+    def _fits(self, flat: Flat) -> bool:
+        """Whether parameters can be views of a flat."""
+        tensors = self.tensors()
+        known = self._fitting is not None and self._fitting[0] is tensors and self._fitting[1] is flat
+        if not known and self.shown is None:
+            if not all(map(_same_kind, tensors, flat.views)):
+                return False
+            self._fitting = tensors, flat
+        return True
+
+    def _can_show(self, flat: Flat) -> bool:
+        """Whether parameters of a kind with the flat may be its shadow: it has one, and nobody counts on where they are."""
+        if flat.shadow is None or self._stays:
+            return False
+        if self._viewed_by_others():
+            log.info(
+                "somebody keeps views onto the module's weights: they stay where they are, and are copied after every step"
+            )
+            self._stay()
+        return not self._stays
+
+    def _stay(self) -> None:
+        """The weights are not to be moved by us any more: if they are a shadow, that becomes memory of their own."""
+        self._stays = True
+        if self.shown:
+            self.shown.lose_shadow()
+            self.shown = None
+
+    def _viewed_by_others(self) -> bool:
+        """Whether the memory of the weights has more users than the parameters and our list, or other processes use it."""
+        users = _USERS_OF_ONE if self._lent else _USERS_OF_ONE + 1
+        return any(_users(tensor) > users or (self.shown is None and tensor.is_shared()) for tensor in self._tensors)
+
+    def _show(self, flat: Flat) -> None:
+        assert flat.shadow is not None
+        flat.shadow.forget()
+        flat.shadow.expose()
+        _point(self.weights, flat.shown)
+        self._tensors, self._addresses, self.shown = flat.shown, flat.shown_addresses, flat
+
+
+_replicas: weakref.WeakSet[Replica] = weakref.WeakSet()
+
+
+def _keep_all() -> None:
+    for replica in list(_replicas):
+        replica.keep()
+
+
+os.register_at_fork(before=_keep_all)  # the child is to have the weights of now, where it would see the file change
 
 
 def all_finite(parts: Iterable[Tensor]) -> bool:
@@ -212,6 +317,15 @@ def all_finite(parts: Iterable[Tensor]) -> bool:
         if not math.isfinite(float(total)) and not torch.isfinite(part).all():  # the sum alone may be too large
             return False
     return True
+
+
+def _users(tensor: Tensor) -> int:
+    """How many tensors have the memory of this one, and some more that are the same for all."""
+    users: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return users
+
+
+_USERS_OF_ONE = _users(torch.empty(1))
 
 
 def _addresses(tensors: Sequence[Tensor]) -> list[int]:

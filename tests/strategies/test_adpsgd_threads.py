@@ -30,9 +30,9 @@ def hammer(share_memory, steps, lr, scatter=0.0, dtype=torch.float64):
             total = torch.zeros(1, PARAMETERS, dtype=torch.float64)
             strategy = ADPSGD(random_ring(SIZE, seed=1), max_lead=2)  # so that exchanges keep up with empty steps
             with Learner(module, optimizer, strategy, transports[rank]) as learner:
-                with strategy._lock:  # learners that differ, as after some training
+                with strategy.at_rest() as weights:  # learners that differ, as after some training
                     noise = scatter * torch.randn(module.weight.shape, generator=rng, dtype=dtype)
-                    strategy.weights().views[0].add_(noise)
+                    weights.views[0].add_(noise)
                 initial[rank] = vector(module) + noise.numpy().ravel()
                 for _ in range(steps):
                     module.weight.grad = torch.randn(module.weight.shape, generator=rng, dtype=dtype)

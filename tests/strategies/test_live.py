@@ -18,11 +18,11 @@ def weights_of(values):
     """Live weights with these float32 numbers, which send them in full precision."""
     flat = Flat([torch.empty(len(values))])
     flat.parts[0].copy_(torch.as_tensor(values))
-    return LiveWeights(flat, full_precision=True)
+    return LiveWeights(flat, lambda: Flat(flat.views), full_precision=True)
 
 
 def values_of(weights):
-    return weights.flat.parts[0].numpy().copy()
+    return weights.whole().parts[0].numpy().copy()
 
 
 def packed(weights):

@@ -18,7 +18,7 @@ from torch import Tensor
 from roundelay.clock import Process, VirtualClock
 from roundelay.errors import StrategyError
 from roundelay.membership import Membership
-from roundelay.replica import Allocate, Flat, Replica
+from roundelay.replica import Flat, Replica
 from roundelay.simulation.compute import Compute
 from roundelay.simulation.network import Links, Ports
 from roundelay.strategies import Strategy
@@ -141,8 +141,8 @@ class _Hollow(Replica):
     def __init__(self) -> None:
         self.weights = []
 
-    def flat(self, allocate: Allocate | None = None) -> Flat:
-        return Flat([], allocate)
+    def tensors(self) -> list[Tensor]:
+        return []
 
     def copy_to(self, flat: Flat) -> None:
         pass

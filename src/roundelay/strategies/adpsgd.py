@@ -15,7 +15,7 @@ from roundelay.clock import Steps, first_of
 from roundelay.errors import PeerLostError, RefusedError, StrategyError
 from roundelay.membership import Membership
 from roundelay.replica import NON_FINITE, Flat, Replica
-from roundelay.strategies.base import Strategy, check_size
+from roundelay.strategies.base import Strategy, check_size, flat_with_shadow
 from roundelay.strategies.dpsgd import spread
 from roundelay.strategies.live import LiveWeights
 from roundelay.topology import Mixing
@@ -92,7 +92,8 @@ class ADPSGD(Strategy):
 
     Two sets of weights. Exchanges act on the **live** ones at any time; forward and backward read the module's own
     **working** ones, which never change between them. The step holds the live lock: the optimizer applies the gradient,
-    taken at the old working weights, to the live ones. Then working <- live.
+    taken at the old working weights, to the live ones. Then working <- live: a copy, or, where memory can be there twice
+    (`Shadow`), the flat that the optimizer has worked on, beside which exchanges go on in another.
 
     An exchange is pairwise averaging in difference form. The caller sends what its live weights are, $s_i$; the answering
     side computes $d = s_i - x_j$ once, adds $d/2$ to its own live weights and replies with d; the caller subtracts that
@@ -131,12 +132,14 @@ class ADPSGD(Strategy):
         check_size(self.mixing, membership)
         super().attach(replica, transport, membership)
         self._lay(self.mixing, membership)
-        self._flat = replica.flat(transport.allocate)
-        self._live = LiveWeights(self._flat, full_precision=self.full_precision)
+        flat = flat_with_shadow(replica.tensors(), transport)
+        replica.copy_to(flat)
+        self._live = LiveWeights(
+            flat, lambda: flat_with_shadow(flat.views, transport), full_precision=self.full_precision
+        )
         self._lock = self._live.lock  # guards the counts below, too
-        self._difference = Flat(self._flat.views, transport.allocate)
-        self._request = Request(self._flat.storage, self._live.pack)
-        transport.layout = self._flat.layout.code
+        self._difference = Flat(flat.views, transport.allocate)
+        transport.layout = flat.layout.code
         self._exchange = self._aside = _Exchange.none()  # the last one; one that takes long
         self._failure: BaseException | None = None  # what went wrong in the background
         self._spare: Flat | None = None
@@ -172,7 +175,7 @@ class ADPSGD(Strategy):
         self._stepping = True
         self._staleness_sum += self._since_read
         self._staleness_max = max(self._staleness_max, self._since_read)
-        self.replica.lend(self._flat)
+        self.replica.lend(self._live.for_step())
 
     def _wait_for_an_exchange(self) -> Steps:
         """Until one has finished, own or served; not longer than somebody is left to exchange with."""
@@ -191,30 +194,49 @@ class ADPSGD(Strategy):
                 raise self._failure
 
     def after_step(self) -> Steps:
-        """Start an exchange with the next neighbour, unless one is under way; then working <- live.
+        """Start an exchange with the next neighbour, unless one is under way; working <- live.
 
-        That needs no lock: working weights need not be of one instant, either, and exchanges would wait for half a step's time.
+        If that takes a copy, it needs no lock: working weights need not be of one instant, either, and exchanges would wait for
+        half a step's time.
         """
-        behind = self.replica.take_back(self._flat)
+        flat = self._live.flat
+        behind = self._end_step()
         self._steps += 1
         self._lead += 1
         self._largest_lead = max(self._largest_lead, self._lead)
         self._since_read = 0
         peer = self._next_peer() if self._exchange.over else None
+        request = Request(flat.storage, self._live.pack)
         self._stepping = False
         self._lock.release()
         if peer is not None:
-            self._call(peer)
+            self._call(peer, request)
         if behind:
-            self.replica.copy_from(self._flat)
+            self.replica.copy_from(flat)
         yield from ()
+
+    def _end_step(self) -> bool:
+        """The live weights have what the optimizer has made; True if the module's are behind."""
+        behind = self.replica.take_back(self._live.flat)
+        if not self._avoid_shown():
+            self._live.stay()
+        return behind
+
+    def _avoid_shown(self) -> bool:
+        """Let exchanges act elsewhere than on what the module shows."""
+        if self.replica.shown is not self._live.flat:
+            return False
+        self._live.go_on_elsewhere()
+        return True
 
     def _exchange_again(self) -> bool:
         """After an exchange that came to nothing, ask the next neighbour; False if none is left."""
         peer = self._next_peer()
         if peer is None:
             return False
-        self._call(peer)
+        with self._lock:
+            request = Request(self._live.whole().storage, self._live.pack)
+        self._call(peer, request)
         return True
 
     def _set_aside(self) -> None:
@@ -223,14 +245,14 @@ class ADPSGD(Strategy):
         Only then: whoever corrects the same difference by two exchanges at a time overshoots.
         """
         self._aside, self._exchange = self._exchange, _Exchange.none()
-        spare = self._spare or Flat(self._flat.views, self.transport.allocate)
+        spare = self._spare or Flat(self._difference.views, self.transport.allocate)
         self._difference, self._spare = spare, self._difference
 
-    def _call(self, peer: int) -> None:
+    def _call(self, peer: int, request: Request) -> None:
         self._started += 1
         self._edges[peer] += 1
         exchange = self._exchange = _Exchange(peer)
-        reply = self.transport.call(peer, self._difference.storage, self._request)
+        reply = self.transport.call(peer, self._difference.storage, request)
         reply.add_done_callback(lambda reply: self._replied(reply, exchange))
 
     def _next_peer(self) -> int | None:
@@ -275,6 +297,7 @@ class ADPSGD(Strategy):
         except BaseException as error:  # a future swallows what its callbacks raise: hand it to the training thread
             self._failure = error
         self._seat.look_ahead(self.round)
+        self._live.tidy()
         exchange.finish()
 
     def _apply_reply(self, peer: int, reply: Tensor) -> None:
@@ -313,7 +336,8 @@ class ADPSGD(Strategy):
     def _show(self) -> None:
         """Working <- live."""
         with self._lock:
-            self.replica.copy_from(self._flat)
+            self.replica.copy_from(self._live.whole())
+            self._avoid_shown()
             self._since_read = 0
 
     def lost(self, peer: int, reason: str) -> None:
@@ -330,21 +354,25 @@ class ADPSGD(Strategy):
     def abandon(self) -> None:
         """If the last step raised between the hooks, the lock is still held: release it, and show what became of the step."""
         if self._stepping:
-            if self.replica.take_back(self._flat):
-                self.replica.copy_from(self._flat)
+            flat = self._live.flat
+            if self._end_step():
+                self.replica.copy_from(flat)
             self._since_read = 0
             self._stepping = False
             self._lock.release()
 
     def weights(self) -> Flat:
-        """The live weights."""
-        return self._flat
+        """The live weights, to be read."""
+        if self._stepping:
+            return self._live.flat
+        with self._lock:
+            return self._live.whole()
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[Flat]:
         """The live weights, between two steps and exchanges: nothing changes them, or the optimizer's state, in this block."""
         with self._lock:
-            yield self._flat
+            yield self._live.whole()
 
     def metrics(self) -> dict[str, float]:
         """Exchanges, staleness (exchanges applied between reading weights and applying their gradient), lead, spread."""
@@ -374,4 +402,5 @@ class ADPSGD(Strategy):
             self.abandon()
             return
         with self._lock:
-            self.replica.copy_to(self._flat)
+            self.replica.copy_to(self._live.for_step())
+            self._avoid_shown()

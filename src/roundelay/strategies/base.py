@@ -122,6 +122,12 @@ def flats_for_sums(groups: Sequence[Sequence[Tensor]], transport: Transport) -> 
     ]
 
 
+def flat_with_shadow(tensors: Sequence[Tensor], transport: Transport) -> Flat:
+    """A flat buffer that the module's weights may show, where the transport's memory can be there twice."""
+    flat = Flat(tensors, transport.allocate)
+    return flat.cast(transport.shadow(flat.storage))
+
+
 def fingerprint(mixing: Mixing) -> str:
     """Tells mixings apart: some rows of some rounds."""
     ranks, rounds = range(min(mixing.size, 8)), range(4)

@@ -12,7 +12,7 @@ from roundelay.clock import Steps
 from roundelay.errors import RefusedError
 from roundelay.membership import Membership
 from roundelay.replica import NON_FINITE, Flat, Replica, all_finite
-from roundelay.strategies.base import Strategy, check_size, fingerprint
+from roundelay.strategies.base import Strategy, check_size, fingerprint, flat_with_shadow
 from roundelay.strategies.live import PIECE
 from roundelay.topology import Mixing
 from roundelay.transport.base import Transport
@@ -21,9 +21,10 @@ from roundelay.transport.base import Transport
 class DPSGD(Strategy):
     r"""$x_i \leftarrow \sum_j W_{ij}(k) x_j - \alpha g(x_i)$.
 
-    The swap of $x_k$ runs during forward and backward of step k. Before the step, weights are mixed in the buffer that was
-    sent; the optimizer applies the gradient, taken at the learner's own $x_i$, to them there, so that they can go out again
-    as they are. Waits for the neighbours of the round. Extra memory: one copy of the model to send, and one per neighbour.
+    The swap of $x_k$ runs during forward and backward of step k. Before the step, weights are mixed in the buffer that the
+    first neighbour's came in; the optimizer applies the gradient, taken at the learner's own $x_i$, to them there, so that they
+    can go out as they are, while the module shows them where memory can be there twice (`Shadow`), or has a copy. Waits for the
+    neighbours of the round. Extra memory: one copy of the model to send, and one per neighbour.
 
     Args:
         mixing: $W_k$, for as many learners as take part.
@@ -43,7 +44,7 @@ class DPSGD(Strategy):
         check_size(self.mixing, membership)
         super().attach(replica, transport, membership)
         self._position = membership.position(transport.rank)
-        self._outgoing = Flat(replica.tensors(), transport.allocate)
+        self._outgoing = flat_with_shadow(replica.tensors(), transport)
         transport.layout = self._outgoing.layout.code
         self._incoming: list[Flat] = []
         self._disagreement2, self._measure = 0.0, False
@@ -59,7 +60,7 @@ class DPSGD(Strategy):
         self._own_weight = row.pop(self._position, 0.0)
         self._row = {self.membership.living[position]: weight for position, weight in row.items()}
         while len(self._incoming) < len(self._row):
-            self._incoming.append(Flat(self._outgoing.views, self.transport.allocate))
+            self._incoming.append(flat_with_shadow(self._outgoing.views, self.transport))
         buffers = {peer: flat.storage for peer, flat in zip(self._row, self._incoming, strict=False)}
         # Numbered apart from rounds, which load_state_dict may set back.
         self._swap: Future[None] = self.transport.swap(self._swaps, self._outgoing.storage, buffers)
@@ -87,22 +88,32 @@ class DPSGD(Strategy):
         self.replica.lend(self._outgoing)
 
     def _mix(self) -> None:
-        """As a running mean, neighbours in ascending order: one pass over the weights for each."""
-        total = self._own_weight
+        """As a running mean, neighbours in ascending order: one pass over the weights for each.
+
+        Where the first one's came in; they were sent from there last time, or will be next time. So if it comes to nothing, the
+        weights that the module shows are as they were.
+        """
+        if not self._row:
+            return
+        total, mixed = self._own_weight, self._incoming[0]
+        own = self._outgoing.parts
         for weight, flat in zip(self._row.values(), self._incoming, strict=False):
             total += weight
-            for own, theirs in zip(self._outgoing.parts, flat.parts, strict=True):
-                own.lerp_(theirs, weight / total)
-        if not all_finite(self._outgoing.parts):  # a mean of finite weights is finite, so somebody's are not
+            for mean, theirs, result in zip(own, flat.parts, mixed.parts, strict=True):
+                torch.lerp(mean, theirs, weight / total, out=result)
+            own = mixed.parts
+        if not all_finite(mixed.parts):  # a mean of finite weights is finite, so somebody's are not
             self._refuse_non_finite()
+        self._outgoing, self._incoming[0] = mixed, self._outgoing
 
     def _refuse_non_finite(self) -> None:
         """Raise RefusedError for the neighbour that is to blame; if none is, they will refuse us."""
-        for peer, flat in zip(self._row, self._incoming, strict=False):
-            if not all_finite(flat.parts):
-                self.replica.copy_to(self._outgoing)
-                self.transport.refused.count(NON_FINITE, f"a swap of learner {peer}")
-                raise RefusedError(peer, NON_FINITE)
+        if not all_finite(self._outgoing.parts):
+            return
+        first, *others = zip(self._row, self._incoming, strict=False)
+        peer = next((peer for peer, flat in others if not all_finite(flat.parts)), first[0])  # its own are mixed over
+        self.transport.refused.count(NON_FINITE, f"a swap of learner {peer}")
+        raise RefusedError(peer, NON_FINITE)
 
     def after_step(self) -> Steps:
         """The new x_i goes out; it is on its way while the next gradient is computed."""

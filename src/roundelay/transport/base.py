@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from roundelay.shadow import Shadow
 from roundelay.transport.refusals import Refusals
 
 Handler = Callable[[int, Tensor, Tensor], None]
@@ -111,6 +112,10 @@ class Transport(ABC):
     def allocate(self, nbytes: int) -> Tensor:
         """A buffer of the kind this transport sends fastest."""
         return torch.empty(nbytes, dtype=torch.uint8)
+
+    def shadow(self, buffer: Tensor) -> Shadow | None:
+        """Of a whole buffer made by `allocate`; None where memory is not there twice."""
+        return None
 
     @abstractmethod
     def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from roundelay.errors import HandshakeError
+from roundelay.shadow import Shadow
 
 _MAP_FIXED = 0x10
 _map = ctypes.CDLL(None, use_errno=True).mmap
@@ -49,6 +50,11 @@ class SharedMemory:
         """The file descriptor of a buffer made by `allocate`, -1 for any other."""
         fd, whole = self._mine.get(buffer.data_ptr(), (-1, None))
         return fd if whole is not None and whole.nbytes >= buffer.nbytes else -1
+
+    def shadow(self, buffer: Tensor) -> Shadow | None:
+        """Of a buffer made by `allocate`, as long as it is not withdrawn; None for any other."""
+        fd = self.locate(buffer)
+        return Shadow(fd, buffer.nbytes) if fd >= 0 else None
 
     def location(self, values: Tensor) -> Location | None:
         """Of numbers that lie together in a buffer made by `allocate`; None for any other."""

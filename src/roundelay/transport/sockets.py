@@ -22,6 +22,7 @@ from torch import Tensor
 
 from roundelay.errors import HandshakeError, PeerLostError, RefusedError, StrategyError
 from roundelay.membership.pulse import BEAT_S
+from roundelay.shadow import Shadow
 from roundelay.transport import shared, wire
 from roundelay.transport.base import Collectives, Handler, Request, Transport, Undo
 from roundelay.transport.callers import Callers
@@ -93,10 +94,11 @@ class SocketTransport(Transport):
     ) -> None:
         super().__init__(rank, size, local_size)
         self._security = security
-        self._memory = shared.SharedMemory() if share_memory and shared.available() else None
-        self._host = wire.this_host() if self._memory else bytes(16)  # a learner that shares nothing is like nobody
+        self._memory = shared.SharedMemory() if shared.available() else None
+        self._shares = share_memory and self._memory is not None
+        self._host = wire.this_host() if self._shares else bytes(16)  # a learner that shares nothing is like nobody
         # Where there is a GPU, buffers are pinned instead.
-        summing = None if torch.cuda.is_available() else self._memory
+        summing = self._memory if self._shares and not torch.cuda.is_available() else None
         self._collectives = SharedCollectives(
             collectives, rank, summing, self._host, hopeless=self.hopeless, depending_on=self._depending_on
         )
@@ -113,7 +115,7 @@ class SocketTransport(Transport):
         self._swaps = SwapBoard(self._send_final)
         self._offered: Callable[[], Tensor] = lambda: torch.empty(0, dtype=torch.uint8)
         self._offering = threading.Event()
-        self._inbox = Inbox(self, self.fail, share_memory=self._memory is not None)
+        self._inbox = Inbox(self, self.fail, share_memory=self._shares)
         self._turns = Turns()
         self._callers = Callers(size)
         self._watch = Watch(self._noticed)
@@ -172,10 +174,14 @@ class SocketTransport(Transport):
             return dict(self._lost)
 
     def allocate(self, nbytes: int) -> Tensor:
-        """Shared memory where that can be used, pinned where there is a GPU."""
+        """Memory that others could map, though they may only if it is shared; pinned where there is a GPU."""
         if torch.cuda.is_available():
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         return self._memory.allocate(nbytes) if self._memory else super().allocate(nbytes)
+
+    def shadow(self, buffer: Tensor) -> Shadow | None:
+        """On Linux, of what is not pinned."""
+        return self._memory.shadow(buffer) if self._memory else None
 
     # Requests of ours ---------------------------------------------------------------------------------------------
 
@@ -282,7 +288,7 @@ class SocketTransport(Transport):
 
     def _shared_fd(self, lane: _Lane, buffer: Tensor) -> int:
         """Where the peer finds the buffer in memory of ours, -1 if it does not."""
-        return self._memory.locate(buffer) if self._memory and lane.peer.host == self._host else -1
+        return self._memory.locate(buffer) if self._memory and self._shares and lane.peer.host == self._host else -1
 
     def _send(
         self, lane: _Lane, header: Header, payload: Tensor | None = None, checksum: SharedChecksum | None = None

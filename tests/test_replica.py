@@ -1,13 +1,20 @@
 import copy
+import io
 import itertools
+import logging
+import math
+import os
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, strategies as st
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from roundelay.errors import StrategyError
 from roundelay.replica import ALIGNMENT, Flat, Layout, Replica
+from roundelay.transport.shared import SharedMemory
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -146,9 +153,10 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.parametrize("shown", [False, True], ids=["copied", "shown"])
 @pytest.mark.parametrize("kind", ["plain", "groups", "channels_last"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_steps_on_lent_weights_as_on_its_own(name, kind):
+def test_every_optimizer_steps_on_lent_weights_as_on_its_own(name, kind, shown, memory):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3))
     if kind == "channels_last":
@@ -163,7 +171,7 @@ def test_every_optimizer_steps_on_lent_weights_as_on_its_own(name, kind):
 
     optimizers = [optimizer_of(plain), optimizer_of(lent)]
     replica = Replica(lent)
-    flat = replica.flat()
+    flat = shadowed(replica, memory) if shown else replica.flat()
     for step in range(5):
         x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(step))
         for module, optimizer in zip((plain, lent), optimizers, strict=True):
@@ -176,6 +184,7 @@ def test_every_optimizer_steps_on_lent_weights_as_on_its_own(name, kind):
                     replica.copy_from(flat)
             else:
                 optimizer.step()
+    assert bool(replica.shown) == (shown and kind != "channels_last")
     for a, b in zip(plain.parameters(), lent.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
@@ -227,3 +236,211 @@ def test_after_other_memory_or_another_dtype_the_flat_is_still_lent():
         for weight, view, earlier in zip(replica.weights, flat.views, before, strict=True):
             assert torch.equal(weight.float(), view)
             assert weight.dtype == torch.float64 or torch.equal(view, earlier)
+
+
+# Shadows -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory():
+    memory = SharedMemory()
+    yield memory
+    memory.close()
+
+
+def shadowed(replica, memory):
+    """A flat with a copy of the weights, which has a shadow."""
+    flat = replica.flat(memory.allocate)
+    return flat.cast(memory.shadow(flat.storage))
+
+
+def step(replica, flat, change=1.0):
+    """As an optimizer's between the hooks; whether the module's weights are behind."""
+    replica.lend(flat)
+    with torch.no_grad():
+        for weight in replica.weights:
+            weight.add_(change)
+    return replica.take_back(flat)
+
+
+@pytest.fixture
+def shown(memory):
+    """A module whose weights are shown, the flat, and a second one that can be."""
+    module = nn.Sequential(nn.Linear(40, 50), nn.LSTM(50, 8))
+    replica = Replica(module)
+    flat, other = shadowed(replica, memory), shadowed(replica, memory)
+    assert not step(replica, flat, 0.0)
+    assert replica.shown is flat
+    return replica, flat, other
+
+
+def assert_equal(weights, views):
+    for weight, view in zip(weights, views, strict=True):
+        assert torch.equal(weight, view)
+
+
+def test_after_a_step_the_module_shows_the_flat_and_its_own_memory_is_free(memory):
+    module = nn.Linear(300, 20)
+    replica = Replica(module)
+    before, own = module.weight.detach().clone(), StorageWeakRef(module.weight.untyped_storage())
+    flat = shadowed(replica, memory)
+    assert not step(replica, flat), "nothing is to be copied"
+    assert replica.shown is flat
+    assert torch.equal(module.weight, before + 1)
+    assert torch.equal(flat.views[0], before + 1)
+    assert own.expired()
+    flat.views[0].zero_()
+    assert (module.weight == 0).all(), "it is the flat's memory"
+
+
+def test_what_a_user_writes_is_seen_by_the_module_only_and_gone_after_the_next_step(shown):
+    replica, flat, other = shown
+    before = [view.clone() for view in flat.views]
+    replica.weights[0].data.zero_()
+    with torch.no_grad():
+        replica.weights[2].fill_(math.nan)
+    assert (replica.weights[0] == 0).all()
+    assert_equal(flat.views, before)
+    assert not step(replica, other)
+    assert not step(replica, flat)
+    assert_equal(replica.weights, [view + 1 for view in before])
+
+
+def test_what_was_written_is_gone_when_the_same_flat_is_shown_again(shown):
+    replica, flat, _ = shown
+    before = [view.clone() for view in flat.views]
+    replica.weights[0].data.zero_()
+    replica.copy_from(flat)
+    assert_equal(replica.weights, before)
+
+
+KEEPERS = {
+    "detach": lambda weight: weight.detach(),
+    "data": lambda weight: weight.data,
+    "row": lambda weight: weight.detach()[0],
+    "numpy": lambda weight: weight.detach().numpy(),
+    "storage": lambda weight: torch.empty(0).set_(weight.untyped_storage()),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "while shown"])
+@pytest.mark.parametrize("name", KEEPERS)
+def test_who_keeps_a_view_sees_every_later_step(name, when, memory, caplog):
+    module = nn.Linear(30, 20)
+    replica = Replica(module)
+    flats = [shadowed(replica, memory) for _ in range(2)]
+    view = KEEPERS[name](module.weight) if when == "before" else None
+    with caplog.at_level(logging.INFO, "roundelay"):
+        for k in range(6):
+            flat = flats[k % 2]
+            flat.read([other_view.clone() for other_view in flats[(k + 1) % 2].views])
+            if step(replica, flat):
+                replica.copy_from(flat)
+            if view is None and k == 2:
+                assert replica.shown is flat
+                view = KEEPERS[name](module.weight)
+            if view is not None:
+                seen = torch.as_tensor(view).flatten()
+                assert torch.equal(seen, module.weight.detach().flatten()[: len(seen)])
+                assert torch.equal(module.weight, flat.views[0])
+    assert replica.shown is None
+    assert caplog.text.count("somebody keeps views") == 1
+    flats[0].storage.zero_()
+    flats[1].storage.zero_()
+    assert not (module.weight == 0).any(), "it has memory of its own now"
+
+
+def test_weights_that_other_processes_share_stay_where_they_are(memory):
+    module = nn.Linear(30, 20)
+    module.share_memory()
+    place = module.weight.data_ptr()
+    replica = Replica(module)
+    flat = shadowed(replica, memory)
+    assert step(replica, flat)
+    assert module.weight.data_ptr() == place
+
+
+def test_a_graph_from_before_a_step_is_refused_as_it_is_without_a_learner(shown):
+    replica, _, other = shown
+    loss = replica.module[0](torch.randn(3, 40, requires_grad=True)).sum()
+    step(replica, other)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: module.double(),
+        lambda module: module.share_memory(),
+        lambda module: setattr(module[0].weight, "data", torch.ones(50, 40)),
+        lambda module: module[1]._apply(lambda tensor: tensor.clone()),
+    ],
+    ids=["double", "share_memory", "one", "some"],
+)
+def test_who_moves_parameters_about_finds_them_there_after_the_next_steps(shown, change):
+    replica, flat, other = shown
+    change(replica.module)
+    places, dtype = [weight.data_ptr() for weight in replica.weights], replica.weights[0].dtype
+    for k, live in enumerate([other, flat, other]):
+        if step(replica, live):
+            replica.copy_from(live)
+        assert [weight.data_ptr() for weight in replica.weights] == places
+        assert replica.weights[0].dtype == dtype
+        assert_equal([weight.float() for weight in replica.weights], live.views)
+        (flat, other)[k % 2].storage.zero_()
+    assert any((weight != 0).any() for weight in replica.weights)
+
+
+def test_in_the_end_weights_have_memory_of_their_own(shown):
+    replica, flat, _ = shown
+    before = [view.clone() for view in flat.views]
+    replica.own()
+    flat.storage.zero_()
+    assert_equal(replica.weights, before)
+    assert replica.shown is None
+    assert step(replica, flat), "for good"
+
+
+def test_in_the_end_who_keeps_a_view_still_has_it(shown):
+    replica, flat, _ = shown
+    view, before = replica.weights[0].detach(), flat.views[0].clone()
+    replica.own()
+    flat.storage.zero_()
+    assert torch.equal(view, before)
+    replica.weights[0].data.fill_(3.0)
+    assert (view == 3).all()
+
+
+def test_a_child_has_the_weights_of_when_it_was_forked(shown):
+    replica, flat, _ = shown
+    expected = [view.clone() for view in flat.views]
+    go, change = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.read(go, 1)
+            same = all(map(torch.equal, replica.weights, expected))
+            os._exit(0 if same else 1)
+        finally:
+            os._exit(2)
+    flat.storage.zero_()
+    os.write(change, b"!")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(go)
+    os.close(change)
+
+
+def test_copies_and_files_of_shown_weights_are_those_of_ordinary_ones(shown):
+    replica, flat, _ = shown
+    twin = copy.deepcopy(replica.module)
+    file, ordinary = io.BytesIO(), io.BytesIO()
+    torch.save(replica.weights[0], file)
+    torch.save(nn.Parameter(replica.weights[0].detach().clone()), ordinary)
+    state = safetensors.torch.save(replica.module.state_dict())
+    flat.storage.zero_()
+    assert len(file.getvalue()) == len(ordinary.getvalue()), "not the whole flat"
+    file.seek(0)
+    assert torch.equal(torch.load(file), next(twin.parameters()))
+    for name, value in safetensors.torch.load(state).items():
+        assert torch.equal(value, twin.state_dict()[name])

@@ -293,6 +293,7 @@ class Replica:
         flat.shadow.expose()
         _point(self.weights, flat.shown)
         self._tensors, self._addresses, self.shown = flat.shown, flat.shown_addresses, flat
+        self._fitting = None  # it has the tensors of before
 
 
 _replicas: weakref.WeakSet[Replica] = weakref.WeakSet()

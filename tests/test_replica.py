@@ -395,7 +395,7 @@ def test_who_moves_parameters_about_finds_them_there_after_the_next_steps(shown,
 def test_in_the_end_weights_have_memory_of_their_own(shown):
     replica, flat, _ = shown
     before = [view.clone() for view in flat.views]
-    replica.own()
+    replica.move_out()
     flat.storage.zero_()
     assert_equal(replica.weights, before)
     assert replica.shown is None
@@ -405,7 +405,7 @@ def test_in_the_end_weights_have_memory_of_their_own(shown):
 def test_in_the_end_who_keeps_a_view_still_has_it(shown):
     replica, flat, _ = shown
     view, before = replica.weights[0].detach(), flat.views[0].clone()
-    replica.own()
+    replica.move_out()
     flat.storage.zero_()
     assert torch.equal(view, before)
     replica.weights[0].data.fill_(3.0)

@@ -95,7 +95,7 @@ class Learner:
             self._take_first_weights(everyone.living)
         self.strategy.attach(self.replica, self.transport, everyone)
         self.replica.mark()
-        self._ending.callback(self.replica.own)
+        self._ending.callback(self.replica.move_out)
         self._ending.callback(self.optimizer.register_step_pre_hook(self._before_step).remove)
         self._ending.callback(self.optimizer.register_step_post_hook(self._after_step).remove)
         if self.strategy.reduces_gradients:

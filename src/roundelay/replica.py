@@ -95,8 +95,8 @@ class Flat:
         views: one view per tensor, in the order given, for copying.
         addresses: of the views.
         shadow: that of the storage, if it was given one.
-        shown: the same views onto the shadow.
-        shown_addresses: of those.
+        shadow_views: the same views onto the shadow.
+        shadow_addresses: of those.
     """
 
     def __init__(
@@ -117,15 +117,15 @@ class Flat:
         self.views = [views[index] for index in range(len(tensors))]
         self.addresses = _addresses(self.views)
         self.shadow: Shadow | None = None
-        self.shown: list[Tensor] = []
-        self.shown_addresses: list[int] = []
+        self.shadow_views: list[Tensor] = []
+        self.shadow_addresses: list[int] = []
 
     def cast(self, shadow: Shadow | None) -> Flat:
         """Take a shadow of the storage, where there is one."""
         if shadow is not None:
             start = self.storage.data_ptr()
-            self.shown = shadow.views([(view.data_ptr() - start, view) for view in self.views])
-            self.shown_addresses = _addresses(self.shown)
+            self.shadow_views = shadow.views([(view.data_ptr() - start, view) for view in self.views])
+            self.shadow_addresses = _addresses(self.shadow_views)
             self.shadow = shadow
         return self
 
@@ -133,7 +133,7 @@ class Flat:
         """Leave the shadow to those who have views onto it, as a copy of what it shows."""
         if self.shadow is not None:
             self.shadow.keep()
-            self.shadow, self.shown, self.shown_addresses = None, [], []
+            self.shadow, self.shadow_views, self.shadow_addresses = None, [], []
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """This <- tensors."""
@@ -241,7 +241,7 @@ class Replica:
         else:
             flat.write(self.tensors())
 
-    def own(self) -> None:
+    def move_out(self) -> None:
         """Give the weights memory of their own again, for good."""
         tensors = self.tensors()
         if self.shown and not self._viewed_by_others():
@@ -291,8 +291,8 @@ class Replica:
         assert flat.shadow is not None
         flat.shadow.forget()
         flat.shadow.expose()
-        _point(self.weights, flat.shown)
-        self._tensors, self._addresses, self.shown = flat.shown, flat.shown_addresses, flat
+        _point(self.weights, flat.shadow_views)
+        self._tensors, self._addresses, self.shown = flat.shadow_views, flat.shadow_addresses, flat
         self._fitting = None  # it has the tensors of before
 
 

@@ -3,8 +3,11 @@ import io
 import itertools
 import logging
 import math
+import mmap
 import os
+import threading
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -12,6 +15,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from roundelay import replica as replica_module
 from roundelay.errors import StrategyError
 from roundelay.replica import ALIGNMENT, Flat, Layout, Replica
 from roundelay.transport.shared import SharedMemory
@@ -319,8 +323,13 @@ KEEPERS = {
     "data": lambda weight: weight.data,
     "row": lambda weight: weight.detach()[0],
     "numpy": lambda weight: weight.detach().numpy(),
-    "storage": lambda weight: torch.empty(0).set_(weight.untyped_storage()),
+    "tensor on the storage": lambda weight: torch.empty(0).set_(weight.untyped_storage()),
+    "storage": lambda weight: weight.untyped_storage(),
 }
+
+
+def _seen(kept):
+    return torch.empty(0).set_(kept) if isinstance(kept, torch.UntypedStorage) else torch.as_tensor(kept)
 
 
 @pytest.mark.parametrize("when", ["before", "while shown"])
@@ -340,11 +349,11 @@ def test_who_keeps_a_view_sees_every_later_step(name, when, memory, caplog):
                 assert replica.shown is flat
                 view = KEEPERS[name](module.weight)
             if view is not None:
-                seen = torch.as_tensor(view).flatten()
+                seen = _seen(view).flatten()
                 assert torch.equal(seen, module.weight.detach().flatten()[: len(seen)])
                 assert torch.equal(module.weight, flat.views[0])
     assert replica.shown is None
-    assert caplog.text.count("somebody keeps views") == 1
+    assert caplog.text.count("somebody keeps views onto them") == 1
     flats[0].storage.zero_()
     flats[1].storage.zero_()
     assert not (module.weight == 0).any(), "it has memory of its own now"
@@ -358,6 +367,52 @@ def test_weights_that_other_processes_share_stay_where_they_are(memory):
     flat = shadowed(replica, memory)
     assert step(replica, flat)
     assert module.weight.data_ptr() == place
+
+
+def test_weights_in_memory_that_is_not_torchs_stay_where_they_are(memory):
+    array, module = np.ones((20, 30), np.float32), nn.Linear(30, 20)
+    module.weight.data = torch.from_numpy(array)
+    replica = Replica(module)
+    flat = shadowed(replica, memory)
+    if step(replica, flat):
+        replica.copy_from(flat)
+    assert (array == 2).all()
+
+
+def test_weights_that_are_written_to_between_all_steps_get_memory_of_their_own(shown, caplog):
+    """For the kernel copies page by page, which is slower than to copy all of them."""
+    replica, *flats = shown
+    with caplog.at_level(logging.INFO, "roundelay"):
+        for k in range(12):
+            for weight in replica.weights:
+                weight.data.mul_(0.5)
+            if step(replica, flats[k % 2]):
+                replica.copy_from(flats[k % 2])
+            assert_equal(replica.weights, flats[k % 2].views)
+    assert replica.shown is None
+    assert "written to between steps" in caplog.text
+
+
+def test_a_shadow_that_the_kernel_copies_at_once_is_none(memory, monkeypatch):
+    """As mlockall makes it do."""
+    monkeypatch.setattr(mmap, "MAP_PRIVATE", mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    assert memory.shadow(memory.allocate(100)) is None
+
+
+def test_without_a_count_of_users_weights_stay_where_they_are(memory, monkeypatch):
+    monkeypatch.setattr(replica_module, "_use_count", None)
+    replica = Replica(nn.Linear(3, 2))
+    assert not replica.can_show(shadowed(replica, memory))
+
+
+def test_a_graph_is_refused_also_if_no_step_has_come_but_other_weights(shown):
+    replica, _, other = shown
+    other.storage.zero_()
+    loss = (replica.weights[0] ** 2).sum()
+    replica.copy_from(other)
+    assert replica.shown is other
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_a_graph_from_before_a_step_is_refused_as_it_is_without_a_learner(shown):
@@ -429,6 +484,29 @@ def test_a_child_has_the_weights_of_when_it_was_forked(shown):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     os.close(go)
     os.close(change)
+
+
+def test_a_fork_in_another_thread_changes_nothing(shown, monkeypatch):
+    monkeypatch.setattr(replica_module, "MOST_WRITES", math.inf)  # for which pages that are kept are taken
+    replica, *flats = shown
+    ended = threading.Event()
+
+    def fork():
+        while not ended.is_set():
+            if (child := os.fork()) == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    try:
+        for k in range(150):
+            flat = flats[k % 2]
+            assert not step(replica, flat)
+            assert_equal(replica.weights, flat.views)
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_copies_and_files_of_shown_weights_are_those_of_ordinary_ones(shown):

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import weakref
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -19,12 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from roundelay.errors import StrategyError
-from roundelay.shadow import Shadow
+from roundelay.shadow import Shadow, no_fork
 
 log = logging.getLogger("roundelay")
 
 NON_FINITE = "non-finite weights"
 ALIGNMENT = 64  # bytes: a cache line, and enough for every dtype
+MOST_WRITES = (
+    3  # steps in a row between which weights are written to: pages that the kernel copies cost more than a copy
+)
 
 Allocate = Callable[[int], Tensor]
 
@@ -116,24 +118,15 @@ class Flat:
             views.update({i: piece.view(tensors[i].shape) for i, piece in zip(indices, pieces, strict=True)})
         self.views = [views[index] for index in range(len(tensors))]
         self.addresses = _addresses(self.views)
-        self.shadow: Shadow | None = None
-        self.shadow_views: list[Tensor] = []
-        self.shadow_addresses: list[int] = []
+        self.cast(None)
 
     def cast(self, shadow: Shadow | None) -> Flat:
-        """Take a shadow of the storage, where there is one."""
-        if shadow is not None:
-            start = self.storage.data_ptr()
-            self.shadow_views = shadow.views([(view.data_ptr() - start, view) for view in self.views])
-            self.shadow_addresses = _addresses(self.shadow_views)
-            self.shadow = shadow
+        """Have this shadow of the storage from now on, or none."""
+        start = self.storage.data_ptr()
+        self.shadow = shadow
+        self.shadow_views = shadow.views([(view.data_ptr() - start, view) for view in self.views]) if shadow else []
+        self.shadow_addresses = _addresses(self.shadow_views)
         return self
-
-    def lose_shadow(self) -> None:
-        """Leave the shadow to those who have views onto it, as a copy of what it shows."""
-        if self.shadow is not None:
-            self.shadow.keep()
-            self.shadow, self.shadow_views, self.shadow_addresses = None, [], []
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """This <- tensors."""
@@ -165,8 +158,7 @@ class Replica:
         self._fitting: tuple[list[Tensor], Flat] | None = None  # what `_fits` has found to be of one kind
         self._lent = False
         self._marked: list[int] | None = None
-        self._stays = False  # its weights are not to be shadows
-        _replicas.add(self)
+        self._stays = _use_count is None  # its weights are not to be shadows
 
     def tensors(self) -> list[Tensor]:
         """The weights for in-place copies; detached anew where `.to()` has replaced a parameter's storage.
@@ -177,7 +169,7 @@ class Replica:
         if addresses != self._addresses:
             self._tensors, self._addresses = [weight.detach() for weight in self.weights], addresses
             if self.shown:
-                self._stay()
+                self._stay("somebody has moved them")
         return self._tensors
 
     def mark(self) -> None:
@@ -222,7 +214,7 @@ class Replica:
             for weight, view in zip(self.weights, flat.views, strict=True):
                 if weight.data_ptr() != view.data_ptr():
                     view.copy_(weight.detach())
-        shows = self._can_show(flat)
+        shows = self._may_show(flat)
         self._lent = False
         if shows:
             self._show(flat)
@@ -236,7 +228,7 @@ class Replica:
 
     def copy_from(self, flat: Flat) -> None:
         """The module's weights <- flat; without a copy if they can be its shadow (`shown`)."""
-        if flat.shadow and self._fits(flat) and self._can_show(flat):
+        if flat.shadow and self.can_show(flat):
             self._show(flat)
         else:
             flat.write(self.tensors())
@@ -249,11 +241,6 @@ class Replica:
             self.shown = None
         self._stay()
 
-    def keep(self) -> None:
-        """Let what the module has now survive whatever is done to the flat that it shows, until another is shown."""
-        if self.shown and self.shown.shadow:
-            self.shown.shadow.keep()
-
     def _fits(self, flat: Flat) -> bool:
         """Whether parameters can be views of a flat."""
         tensors = self.tensors()
@@ -264,47 +251,45 @@ class Replica:
             self._fitting = tensors, flat
         return True
 
-    def _can_show(self, flat: Flat) -> bool:
-        """Whether parameters of a kind with the flat may be its shadow: it has one, and nobody counts on where they are."""
+    def can_show(self, flat: Flat) -> bool:
+        """Whether parameters can be the shadow of a flat. If not because somebody counts on where they are, they never can."""
+        return self._fits(flat) and self._may_show(flat)
+
+    def _may_show(self, flat: Flat) -> bool:
+        """The same of parameters that fit, or are lent the flat."""
         if flat.shadow is None or self._stays:
             return False
         if self._viewed_by_others():
-            log.info(
-                "somebody keeps views onto the module's weights: they stay where they are, and are copied after every step"
-            )
-            self._stay()
+            self._stay("somebody keeps views onto them")
+        elif flat.shadow.writes >= MOST_WRITES:
+            self._stay("they are written to between steps")
         return not self._stays
 
-    def _stay(self) -> None:
+    def _stay(self, reason: str = "") -> None:
         """The weights are not to be moved by us any more: if they are a shadow, that becomes memory of their own."""
+        if reason and not self._stays:
+            log.info("the module's weights stay where they are, and are copied after every step: %s", reason)
         self._stays = True
-        if self.shown:
-            self.shown.lose_shadow()
-            self.shown = None
+        if self.shown and self.shown.shadow:
+            self.shown.shadow.keep()
+            self.shown.cast(None)  # others have it now
+        self.shown = None
 
     def _viewed_by_others(self) -> bool:
-        """Whether the memory of the weights has more users than the parameters and our list, or other processes use it."""
+        """Whether the memory of the weights has more users than the parameters and our list, or is not torch's own."""
         users = _USERS_OF_ONE if self._lent else _USERS_OF_ONE + 1
-        return any(_users(tensor) > users or (self.shown is None and tensor.is_shared()) for tensor in self._tensors)
+        return any(_users(tensor) > users or (self.shown is None and _is_foreign(tensor)) for tensor in self._tensors)
 
     def _show(self, flat: Flat) -> None:
         assert flat.shadow is not None
-        flat.shadow.forget()
-        flat.shadow.expose()
-        _point(self.weights, flat.shadow_views)
-        self._tensors, self._addresses, self.shown = flat.shadow_views, flat.shadow_addresses, flat
+        with no_fork:
+            flat.shadow.forget()
+            flat.shadow.expose()
+            _point(self.weights, flat.shadow_views)
+            self._tensors, self._addresses, self.shown = flat.shadow_views, flat.shadow_addresses, flat
+        for weight in self.weights:
+            torch.autograd.graph.increment_version(weight)  # as a copy would: graphs of before are not to be used
         self._fitting = None  # it has the tensors of before
-
-
-_replicas: weakref.WeakSet[Replica] = weakref.WeakSet()
-
-
-def _keep_all() -> None:
-    for replica in list(_replicas):
-        replica.keep()
-
-
-os.register_at_fork(before=_keep_all)  # the child is to have the weights of now, where it would see the file change
 
 
 def all_finite(parts: Iterable[Tensor]) -> bool:
@@ -320,10 +305,20 @@ def all_finite(parts: Iterable[Tensor]) -> bool:
     return True
 
 
+_use_count: Callable[[int], int] | None = getattr(
+    torch._C, "_storage_Use_Count", None
+)  # not on the CPU before torch 2.8
+
+
 def _users(tensor: Tensor) -> int:
-    """How many tensors have the memory of this one, and some more that are the same for all."""
-    users: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return users
+    """How many have the memory of this tensor, in torch or in Python, and some more that are the same for all."""
+    storage = tensor.untyped_storage()
+    return (_use_count(storage._cdata) if _use_count else 0) + sys.getrefcount(storage)
+
+
+def _is_foreign(tensor: Tensor) -> bool:
+    """Whether others may have its memory without torch's knowledge: a NumPy array, a file, other processes."""
+    return tensor.is_shared() or not tensor.untyped_storage().resizable()
 
 
 _USERS_OF_ONE = _users(torch.empty(1))

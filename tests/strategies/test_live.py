@@ -18,7 +18,7 @@ def weights_of(values):
     """Live weights with these float32 numbers, which send them in full precision."""
     flat = Flat([torch.empty(len(values))])
     flat.parts[0].copy_(torch.as_tensor(values))
-    return LiveWeights(flat, lambda: Flat(flat.views), full_precision=True)
+    return LiveWeights(flat, full_precision=True)
 
 
 def values_of(weights):

@@ -152,6 +152,8 @@ class _Hollow(Replica):
     def take_back(self, flat: Flat) -> bool:
         return False
 
+    can_show = take_back
+
 
 class _Answer(Future[Tensor]):
     """A future for one thread: no locks, one listener, which is what a strategy has."""

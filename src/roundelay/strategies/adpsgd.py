@@ -134,9 +134,8 @@ class ADPSGD(Strategy):
         self._lay(self.mixing, membership)
         flat = flat_with_shadow(replica.tensors(), transport)
         replica.copy_to(flat)
-        self._live = LiveWeights(
-            flat, lambda: flat_with_shadow(flat.views, transport), full_precision=self.full_precision
-        )
+        other = flat_with_shadow(flat.views, transport) if replica.can_show(flat) else None
+        self._live = LiveWeights(flat, other, full_precision=self.full_precision)
         self._lock = self._live.lock  # guards the counts below, too
         self._difference = Flat(flat.views, transport.allocate)
         transport.layout = flat.layout.code
@@ -355,11 +354,13 @@ class ADPSGD(Strategy):
         """If the last step raised between the hooks, the lock is still held: release it, and show what became of the step."""
         if self._stepping:
             flat = self._live.flat
-            if self._end_step():
-                self.replica.copy_from(flat)
-            self._since_read = 0
-            self._stepping = False
-            self._lock.release()
+            try:
+                if self._end_step():
+                    self.replica.copy_from(flat)
+            finally:
+                self._since_read = 0
+                self._stepping = False
+                self._lock.release()
 
     def weights(self) -> Flat:
         """The live weights, to be read."""

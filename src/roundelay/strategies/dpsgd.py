@@ -60,7 +60,9 @@ class DPSGD(Strategy):
         self._own_weight = row.pop(self._position, 0.0)
         self._row = {self.membership.living[position]: weight for position, weight in row.items()}
         while len(self._incoming) < len(self._row):
-            self._incoming.append(flat_with_shadow(self._outgoing.views, self.transport))
+            like = self._outgoing.views  # the first one will go out, and is shown then
+            flat = Flat(like, self.transport.allocate) if self._incoming else flat_with_shadow(like, self.transport)
+            self._incoming.append(flat)
         buffers = {peer: flat.storage for peer, flat in zip(self._row, self._incoming, strict=False)}
         # Numbered apart from rounds, which load_state_dict may set back.
         self._swap: Future[None] = self.transport.swap(self._swaps, self._outgoing.storage, buffers)

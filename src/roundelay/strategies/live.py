@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import repeat
 from typing import NamedTuple
 
@@ -61,19 +61,18 @@ class LiveWeights:
 
     Args:
         flat: x.
-        another: makes the second flat, when it is needed.
+        other: the second flat; None if the module never shows the first.
         full_precision: send float32 numbers as they are.
 
     Attributes:
         lock: guards x.
     """
 
-    def __init__(self, flat: Flat, another: Callable[[], Flat], *, full_precision: bool) -> None:
+    def __init__(self, flat: Flat, other: Flat | None = None, *, full_precision: bool) -> None:
         self.full_precision = full_precision
         self.lock = FairLock()
-        self._another = another
         self._side = _Side(flat, _cut(flat.parts))  # that exchanges write to
-        self._other: _Side | None = None
+        self._other = _Side(other, _cut(other.parts)) if other else None
         self._x = list(self._side.pieces)  # each on the one side or on the other
         self._narrowed = flat.layout.narrowed()
         self._wide = torch.empty(max(map(len, self._x), default=0))  # a piece of what came in half precision
@@ -103,8 +102,8 @@ class LiveWeights:
 
     def go_on_elsewhere(self) -> None:
         """From now on the flat that exchanges write to must not change: they write to the other one."""
-        other = self._other or _Side(flat := self._another(), _cut(flat.parts))
-        self._side, self._other = other, self._side
+        assert self._other
+        self._side, self._other = self._other, self._side
 
     def tidy(self) -> None:
         """Get the flat that exchanges write to ready to be shown, so that the training thread need not."""
@@ -113,8 +112,10 @@ class LiveWeights:
                 self._side.flat.shadow.forget()
 
     def stay(self) -> None:
-        """One flat is enough, as it is `for_step`."""
-        self._other = None
+        """As it is `for_step`, one flat is enough: it is not to be shown any more."""
+        if self._other:
+            self._other = None
+            self._side.flat.cast(None)
 
     def pack(self, buffer: Tensor) -> Tensor:
         """What x is now, as it travels: narrowed, if all of it fits. The part of the buffer that was filled."""

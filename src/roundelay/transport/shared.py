@@ -52,9 +52,11 @@ class SharedMemory:
         return fd if whole is not None and whole.nbytes >= buffer.nbytes else -1
 
     def shadow(self, buffer: Tensor) -> Shadow | None:
-        """Of a buffer made by `allocate`, as long as it is not withdrawn; None for any other."""
+        """Of a buffer made by `allocate`, as long as it is not withdrawn; None for any other, and where that cannot be."""
         fd = self.locate(buffer)
-        return Shadow(fd, buffer.nbytes) if fd >= 0 else None
+        with contextlib.suppress(OSError):
+            return Shadow(fd, buffer.nbytes) if fd >= 0 else None
+        return None
 
     def location(self, values: Tensor) -> Location | None:
         """Of numbers that lie together in a buffer made by `allocate`; None for any other."""

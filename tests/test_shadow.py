@@ -75,27 +75,40 @@ deeds = st.one_of(
 )
 
 
-@pytest.mark.parametrize("pagemap", [shadow._PAGEMAP, "/nowhere"], ids=["pagemap", "none"])
 @given(deeds=st.lists(deeds, max_size=12))
-def test_whatever_is_done_it_shows_what_numpy_says(pagemap, deeds):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shadow, "_PAGEMAP", pagemap)
-        fd = os.memfd_create("test")
-        os.ftruncate(fd, PAGES * PAGE)
-        file, model = file_of(fd), Model()
-        of, view = exposed(fd)
-        for name, *arguments in deeds:
-            if name == "write_file":
-                file[arguments[0] : arguments[0] + 9] = arguments[1]
-            elif name == "write_shadow":
-                view[arguments[0] : arguments[0] + 9] = arguments[1]
-            else:
-                getattr(of, name)()
-                of.expose()
-            getattr(model, name)(*arguments)
-            np.testing.assert_array_equal(view.numpy(), model.shows())
-            np.testing.assert_array_equal(file.numpy(), model.file)
-        os.close(fd)
+def test_whatever_is_done_it_shows_what_numpy_says(deeds):
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, PAGES * PAGE)
+    file, model = file_of(fd), Model()
+    of, view = exposed(fd)
+    for name, *arguments in deeds:
+        if name == "write_file":
+            file[arguments[0] : arguments[0] + 9] = arguments[1]
+        elif name == "write_shadow":
+            view[arguments[0] : arguments[0] + 9] = arguments[1]
+        else:
+            getattr(of, name)()
+            of.expose()
+        getattr(model, name)(*arguments)
+        np.testing.assert_array_equal(view.numpy(), model.shows())
+        np.testing.assert_array_equal(file.numpy(), model.file)
+    os.close(fd)
+
+
+def test_there_is_none_where_the_kernel_does_not_tell_which_pages_it_has_copied(fd, monkeypatch):
+    monkeypatch.setattr(shadow, "_PAGEMAP", "/nowhere")
+    with pytest.raises(FileNotFoundError):
+        Shadow(fd, PAGES * PAGE)
+
+
+def test_writes_in_a_row_are_counted(fd):
+    of, view = exposed(fd)
+    for expected in (1, 2, 0, 1):
+        if expected:
+            view[0] = 1
+        of.forget()
+        of.expose()
+        assert of.writes == expected
 
 
 def test_what_nobody_can_have_written_is_not_looked_for(fd, monkeypatch):

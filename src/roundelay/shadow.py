@@ -26,7 +26,7 @@ class Shadow:
 
     The kernel copies a page when it is written to for the first time (MAP_PRIVATE). Linux only.
 
-    Raises OSError where the kernel copies all of it at once (after mlockall).
+    Raises OSError where the kernel copies all of it at once (after mlockall), or does not tell which pages it has copied.
 
     Args:
         fd: of the file.
@@ -45,10 +45,7 @@ class Shadow:
         self._is_copy, self._may_be_written = False, False
         self.writes = 0
         self._check(fd)
-        try:
-            self._pagemap = os.open(_PAGEMAP, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._pagemap = -1
+        self._pagemap = os.open(_PAGEMAP, os.O_RDONLY | os.O_CLOEXEC)
 
     def _check(self, fd: int) -> None:
         """Whether it follows the file: one byte of that is changed for a moment."""
@@ -91,8 +88,6 @@ class Shadow:
 
     def _is_written(self) -> bool:
         """Whether a page is not the file's any more. Ten times as fast as to forget, and then to find all pages again."""
-        if self._pagemap < 0:
-            return True
         if os.preadv(self._pagemap, [self._entries], 8 * self._first_page) < len(self._entries):
             return True
         if np.bitwise_and.reduce(self._pages) & _OF_FILE:
@@ -109,7 +104,7 @@ class Shadow:
                 first_of_each_page.copy_(first_of_each_page.clone())
 
     def __del__(self) -> None:
-        if getattr(self, "_pagemap", -1) >= 0:
+        if hasattr(self, "_pagemap"):
             os.close(self._pagemap)
 
 

@@ -296,7 +296,6 @@ class ADPSGD(Strategy):
         except BaseException as error:  # a future swallows what its callbacks raise: hand it to the training thread
             self._failure = error
         self._seat.look_ahead(self.round)
-        self._live.tidy()
         exchange.finish()
 
     def _apply_reply(self, peer: int, reply: Tensor) -> None:
@@ -306,6 +305,7 @@ class ADPSGD(Strategy):
             self._exchanged()
         if self._finished % DISAGREEMENT_EVERY == 1:
             self._disagreement2 = self._live.norm2(peer, reply)
+        self._live.tidy()
 
     def _exchanged(self) -> None:
         self._lead = 0

@@ -39,8 +39,8 @@ def learner(name: str, seconds: float) -> None:
     import torch
     import torch.distributed as dist
 
-    from roundelay import launch
     from roundelay.bench import cases
+    from roundelay.cluster import environment as launch
 
     torch.set_num_threads(1)
     world = launch.init()

@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from roundelay.replica import all_finite
 from roundelay.transport.base import Collectives
 from roundelay.transport.security import Security
-from roundelay.transport.sockets import SocketTransport
+from roundelay.transport.tcp import TcpTransport
+from roundelay.weights.replica import all_finite
 
 WEIGHTS = 2**20
 PIECE = 2**17  # as ADPSGD does it
@@ -50,7 +50,7 @@ class Party:
         if way == "TLS":
             security = security.with_tls(folder)
         share = way == "shared memory"
-        self.transport = SocketTransport(rank, 2, listeners[rank], security, NoCollectives(), share_memory=share)
+        self.transport = TcpTransport(rank, 2, listeners[rank], security, NoCollectives(), share_memory=share)
         self.transport.connect({1 - rank: listeners[1 - rank].getsockname()[:2]})
         self._storage, self._reply = (self.transport.allocate(4 * WEIGHTS) for _ in range(2))
         self._live, self._difference = (each.view(torch.float32) for each in (self._storage, self._reply))

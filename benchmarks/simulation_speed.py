@@ -23,7 +23,7 @@ from roundelay.simulation.problems import Problem, digits, loss
 from roundelay.simulation.timing import Remembered, timing
 from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, Strategy
 from roundelay.topology import random_ring, ring
-from roundelay.transport import MemoryNetwork
+from roundelay.transport import SimulatedNetwork
 
 LEARNERS, BATCH, STEPS, REPETITIONS = 128, 4, 20, 5
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
@@ -52,7 +52,7 @@ def stacked_s(problem: Problem, strategy: Strategy) -> float:
 def looped_s(problem: Problem, strategies: list[Strategy]) -> float:
     """The same, one learner after the other on the virtual clock."""
     shards, clock = problem.shards(LEARNERS, seed=0), VirtualClock()
-    network, learners = MemoryNetwork(clock, LEARNERS, latency_s=0.01), []
+    network, learners = SimulatedNetwork(clock, LEARNERS, latency_s=0.01), []
     for rank, strategy in enumerate(strategies):
         module = problem.module(0)
         own = optimizer(list(module.parameters()))

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.speech.score import Score, UtteranceScore, difference, read_recogs
-from roundelay.training import rundir
+from roundelay.training import run_directory
 
 BATCH = 64  # of all learners together, whatever their number
 LEARNERS = 4
@@ -76,12 +76,12 @@ class Run:
 
     def do(self, recipe: str, more: list[str]) -> None:
         """Train unless that is done, then decode; what was begun and not finished is begun again."""
-        if not (self.folder / rundir.MODEL).is_file():
+        if not (self.folder / run_directory.MODEL).is_file():
             shutil.rmtree(self.folder, ignore_errors=True)
             _roundelay(
                 "train", recipe, *self.case.arguments, "--seed", str(self.seed), *more, "--out", str(self.folder)
             )
-        learners = json.loads((self.folder / rundir.RESULTS).read_text())["learners"]
+        learners = json.loads((self.folder / run_directory.RESULTS).read_text())["learners"]
         if learners != self.case.learners:
             sys.exit(
                 f"only {learners} learners finished {self.folder}; see why in its logs, and remove it to do it again"
@@ -97,7 +97,7 @@ class Run:
 
     def figures(self, target: float) -> dict[str, Any]:
         """Time, losses and word error rates; and when the mean model first had at most the target's loss on valid."""
-        results = json.loads((self.folder / rundir.RESULTS).read_text())
+        results = json.loads((self.folder / run_directory.RESULTS).read_text())
         words = {
             split: json.loads((self.folder / f"evaluation-{split}.json").read_text()) for split in ("valid", "test")
         }
@@ -110,7 +110,7 @@ class Run:
             "loss_test": results["test"]["loss"],
             "training_s": results["elapsed_s"],
             "target_s": next(reached, None),
-            "machine": json.loads((self.folder / rundir.MACHINE).read_text()),
+            "machine": json.loads((self.folder / run_directory.MACHINE).read_text()),
         }
 
 
@@ -119,7 +119,7 @@ def _roundelay(*words: str) -> None:
 
 
 def _validations(folder: Path) -> Iterator[dict[str, Any]]:
-    for line in (folder / rundir.METRICS).read_text().splitlines():
+    for line in (folder / run_directory.METRICS).read_text().splitlines():
         row = json.loads(line)
         if row["kind"] == "evaluation" and row["split"] == "valid":
             yield row

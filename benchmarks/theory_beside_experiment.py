@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from roundelay.plots.reproduce import plot_panels
+from roundelay.reports.plots.reproduce import plot_panels
 from roundelay.simulation.theory import panels
 
 

@@ -52,7 +52,7 @@ class BytesOnly:
 
         self._exchanges = exchanges
         self._mine, self._theirs = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
-        self._serving = threading.Lock()  # one at a time, as in a SocketTransport: so there is one buffer
+        self._serving = threading.Lock()  # one at a time, as in a TcpTransport: so there is one buffer
         listener = socket.create_server(("127.0.0.1", 0), backlog=LEARNERS)
         ports: list[int] = [0] * LEARNERS
         dist.all_gather_object(ports, listener.getsockname()[1])
@@ -93,11 +93,11 @@ class BytesOnly:
 
     @staticmethod
     def _prepare(*connections: socket.socket) -> None:
-        from roundelay.transport import wire
+        from roundelay.transport import handshake
         from roundelay.transport.turns import give_way
 
         for connection in connections:
-            wire.tune(connection)
+            handshake.tune(connection)
         give_way(patient=True)
 
     @staticmethod

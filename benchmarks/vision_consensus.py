@@ -17,8 +17,8 @@ from torch import Tensor
 
 from roundelay.training.average import mean_module, mean_tree
 from roundelay.training.checkpoint import choose, read_state
-from roundelay.training.finished import SPLITS, FinishedRun
-from roundelay.training.judge import evaluating
+from roundelay.training.evaluator import evaluating
+from roundelay.training.run_result import SPLITS, FinishedRun
 
 Module = dict[str, Tensor]
 STATISTICS = ("running_mean", "running_var")

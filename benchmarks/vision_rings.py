@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 import roundelay
 from roundelay.clock import VirtualClock
-from roundelay.plots.figures import picture
+from roundelay.reports.plots.figures import picture
 from roundelay.simulation import VirtualLearner
 from roundelay.topology import Mixing
-from roundelay.transport import MemoryNetwork
+from roundelay.transport import SimulatedNetwork
 from roundelay.vision.tasks import FashionMnist, FashionMnistConfig
 
 TOPOLOGIES: dict[str, Callable[[int], Mixing]] = {
@@ -48,11 +48,11 @@ class Experiment:
         self.task = FashionMnist(FashionMnistConfig(width=WIDTH), seed=0)
         self.shards = torch.randperm(images, generator=torch.Generator().manual_seed(1)).split(images // learners)
         self.clock = VirtualClock()
-        network = MemoryNetwork(self.clock, learners, latency_s=0.0)
+        network = SimulatedNetwork(self.clock, learners, latency_s=0.0)
         self.learners = [self.learner(rank, network) for rank in range(learners)]
         self.rows: list[dict[str, float]] = []
 
-    def learner(self, rank: int, network: MemoryNetwork) -> VirtualLearner:
+    def learner(self, rank: int, network: SimulatedNetwork) -> VirtualLearner:
         module = self.task.module()
         optimizer = torch.optim.SGD(self.task.parameter_groups(module), lr=self.lr, momentum=MOMENTUM)
         rng = torch.Generator().manual_seed(1000 + rank)

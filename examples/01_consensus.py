@@ -8,7 +8,7 @@ import torch
 import roundelay
 from roundelay.clock import VirtualClock
 from roundelay.simulation import VirtualLearner, run
-from roundelay.transport import MemoryNetwork
+from roundelay.transport import SimulatedNetwork
 
 LEARNERS, STEPS = 8, 40
 
@@ -16,7 +16,7 @@ LEARNERS, STEPS = 8, 40
 def spread_after(strategy_of, compute_s=lambda rank, step: 1.0):
     """Rms distance from the mean after STEPS steps without any gradient: averaging alone."""
     clock = VirtualClock()
-    network = MemoryNetwork(clock, LEARNERS, latency_s=0.1)
+    network = SimulatedNetwork(clock, LEARNERS, latency_s=0.1)
     learners = []
     for rank in range(LEARNERS):
         module = torch.nn.Linear(1, 1, bias=False).double()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import roundelay
 from roundelay.cli import main
-from roundelay.plots.timeline import plot_timeline
+from roundelay.reports.plots.timeline import plot_timeline
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 COMMANDS = {

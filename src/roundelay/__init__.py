@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "roundelay.errors": ["PeerLostError", "RoundelayError", "StrategyError", "TopologyError"],
-    "roundelay.launch": ["World", "init"],
+    "roundelay.cluster.environment": ["World", "init"],
     "roundelay.learner": ["Learner"],
     "roundelay.strategies": ["ADPSGD", "Allreduce", "DPSGD", "DelayByOne", "Strategy", "SuperLearner"],
     "roundelay.training.task": ["Task", "TaskConfig"],

@@ -1,14 +1,14 @@
 """The public names for type checkers and editors; tests/test_public_names.py keeps them equal to __init__.py's."""
 
+from roundelay.cluster.environment import (
+    World as World,
+    init as init,
+)
 from roundelay.errors import (
     PeerLostError as PeerLostError,
     RoundelayError as RoundelayError,
     StrategyError as StrategyError,
     TopologyError as TopologyError,
-)
-from roundelay.launch import (
-    World as World,
-    init as init,
 )
 from roundelay.learner import (
     Learner as Learner,

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from roundelay.membership import Membership
-from roundelay.replica import Flat, Replica
+from roundelay.cluster.membership import Membership
 from roundelay.strategies.base import Strategy
 from roundelay.transport.base import Transport
+from roundelay.weights.replica import Flat, Replica
 
 
 @contextlib.contextmanager

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundelay.clock import Steps
+from roundelay.cluster.membership import Membership
 from roundelay.consensus import consensus_of
 from roundelay.errors import StrategyError
-from roundelay.membership import Membership
-from roundelay.replica import Flat, Replica
 from roundelay.strategies.base import Strategy
 from roundelay.topology import Mixing
 from roundelay.transport.base import LEFT, Transport
+from roundelay.weights.replica import Flat, Replica
 
 log = logging.getLogger("roundelay")
 

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
+from roundelay import papers as claims
 from roundelay.cli import reproduce, scaling, simulate
 from roundelay.errors import UsageError
-from roundelay.simulation import claims
-from roundelay.simulation.claims import Claim, Finding, Line, Panel
+from roundelay.papers import Claim, Finding, Line, Panel
 
 
 def call(command, *words: str) -> None:

@@ -15,13 +15,13 @@ from ends import socket_pair
 from hypothesis import example, given, settings, strategies as st
 from loopback import PATIENCE_S, loopback
 
+from roundelay.cluster.rendezvous.messages import MessageBuffer, packed
 from roundelay.errors import HandshakeError, PeerLostError, RefusedError
-from roundelay.training.messages import Inbox, packed
-from roundelay.transport import wire
-from roundelay.transport.channel import Channel, Header, Kind
+from roundelay.transport import handshake
+from roundelay.transport.failure_detector import Event, FailureDetector
+from roundelay.transport.framing import Connection, Header, Kind
+from roundelay.transport.handshake import Hello, Purpose
 from roundelay.transport.security import Security
-from roundelay.transport.watch import Event, Watch
-from roundelay.transport.wire import Hello, Purpose
 
 MANY = settings(max_examples=300)
 FEW = settings(max_examples=40)
@@ -33,7 +33,7 @@ KEYS = (b"a" * 32, b"b" * 32)
 
 
 @MANY
-@given(st.binary(max_size=400) | st.binary(min_size=16, max_size=200).map(lambda data: wire.MAGIC + data))
+@given(st.binary(max_size=400) | st.binary(min_size=16, max_size=200).map(lambda data: handshake.MAGIC + data))
 def test_any_answer_to_a_caller_is_an_error_of_the_connection(answer):
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -48,7 +48,7 @@ def test_any_answer_to_a_caller_is_an_error_of_the_connection(answer):
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(ConnectionError):
-            wire.connect(listener.getsockname()[:2], Hello(0, Purpose.LANE, 1, bytes(16)), 1, SECURITY)
+            handshake.connect(listener.getsockname()[:2], Hello(0, Purpose.LANE, 1, bytes(16)), 1, SECURITY)
         thread.join(PATIENCE_S)
 
 
@@ -62,14 +62,14 @@ def test_any_call_of_who_knows_the_secret_is_accepted_or_an_error_of_the_connect
 
         def answer():
             try:
-                outcome.put(wire.accept(ours, 1, bytes(16), SECURITY)[1])
+                outcome.put(handshake.accept(ours, 1, bytes(16), SECURITY)[1])
             except Exception as error:
                 outcome.put(error)
 
         thread = threading.Thread(target=answer)
         thread.start()
         challenge = theirs.recv(24)
-        theirs.sendall(bytes(call) + wire._proof(SECURITY, b"caller", challenge + bytes(call)))
+        theirs.sendall(bytes(call) + handshake._proof(SECURITY, b"caller", challenge + bytes(call)))
         found = outcome.get(timeout=PATIENCE_S)
         thread.join(PATIENCE_S)
     assert isinstance(found, Hello | HandshakeError | OSError)
@@ -101,7 +101,7 @@ def seal(channel, packed_header):
 def test_any_answer_of_who_has_the_keys_is_one_of_our_errors_or_understood(header, payload):
     with socket_pair() as (a, b):
         ours, theirs = (
-            Channel(end, Hello(rank, Purpose.LANE, 1, bytes(16), keys))
+            Connection(end, Hello(rank, Purpose.LANE, 1, bytes(16), keys))
             for end, rank, keys in ((a, 1, KEYS), (b, 0, KEYS[::-1]))
         )
         seal(theirs, header)
@@ -165,7 +165,7 @@ def _end():
 @contextlib.contextmanager
 def liar(learner):
     hello = Hello(7, Purpose.LANE, os.getpid(), bytes(16))
-    lane = Channel(*wire.connect(learner.address, hello, learner.rank, learner._security))
+    lane = Connection(*handshake.connect(learner.address, hello, learner.rank, learner._security))
     lane.connection.settimeout(PATIENCE_S)
     with lane.connection:
         yield lane
@@ -181,7 +181,7 @@ def liar(learner):
 @example(b"F" * 100)
 def test_any_bytes_on_a_watch_end_that_line_at_most_and_another_goes_on(data):
     news: queue.Queue[tuple[Event, int, str]] = queue.Queue()
-    watch = Watch(lambda event, peer, reason: news.put((event, peer, reason)))
+    watch = FailureDetector(lambda event, peer, reason: news.put((event, peer, reason)))
     try:
         with socket_pair() as (bad, stranger), socket_pair() as (good, friend):
             watch.add(1, bad)
@@ -205,7 +205,7 @@ messages = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size
 
 
 def read(data, cuts):
-    inbox, found = Inbox(), []
+    inbox, found = MessageBuffer(), []
     try:
         for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
             found += inbox.feed(data[start:end])

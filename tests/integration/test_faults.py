@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from roundelay.bench.local import local_environment
-from roundelay.membership.pulse import SILENCE_S
+from roundelay.transport.heartbeats import SILENCE_S
 
 PROGRAM = Path(__file__).parent / "programs" / "faults.py"
 LEARNERS, FAULTY, STEPS = 4, 2, 150

@@ -8,7 +8,7 @@ import pytest
 from chromium import CHROMIUM, Page, chromium
 from synthetic_runs import SyntheticRun
 
-from roundelay.plots.report import write_report
+from roundelay.reports.pages import write_report
 
 pytestmark = [
     pytest.mark.slow,

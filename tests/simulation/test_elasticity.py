@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 from worlds import Quadratic, problem, weights, world
 
-from roundelay.membership import Membership
-from roundelay.replica import Replica
+from roundelay.cluster.membership import Membership
 from roundelay.simulation.learners import VirtualLearner
 from roundelay.strategies import ADPSGD
 from roundelay.topology import named
+from roundelay.weights.replica import Replica
 
 TOLD_S = 0.05  # from a change to the moment at which the learners hear of it
 

@@ -17,8 +17,8 @@ from roundelay.simulation.recipe import SimulatedRun
 from roundelay.training import recipes
 from roundelay.training.checkpoint import complete, read_state
 from roundelay.training.config import Config
-from roundelay.training.finished import FinishedRun
 from roundelay.training.metrics import read_rows
+from roundelay.training.run_result import FinishedRun
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

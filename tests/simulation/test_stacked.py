@@ -13,7 +13,7 @@ from roundelay.errors import StrategyError
 from roundelay.simulation import StackedLearners, VirtualLearner, run
 from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, SuperLearner
 from roundelay.topology import base_graph, random_ring, ring
-from roundelay.transport import MemoryNetwork
+from roundelay.transport import SimulatedNetwork
 
 N, BATCH, STEPS = 6, 3, 12
 
@@ -57,7 +57,7 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def looped(module: nn.Module, strategy_of) -> torch.Tensor:
     clock = VirtualClock()
-    network = MemoryNetwork(clock, N, latency_s=0.01)
+    network = SimulatedNetwork(clock, N, latency_s=0.01)
     data, learners = batches(), []
     for rank in range(N):
         own = copy.deepcopy(module)

@@ -8,14 +8,14 @@ import pytest
 from torch import nn
 
 from roundelay.clock import VirtualClock
+from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError
-from roundelay.membership import Membership
-from roundelay.replica import Replica
 from roundelay.simulation.compute import constant, lognormal, slowed
 from roundelay.simulation.network import Links, ModelledNetwork
 from roundelay.simulation.timing import Remembered, timing
 from roundelay.strategies import ADPSGD, DPSGD
 from roundelay.topology import random_matching, random_ring, ring
+from roundelay.weights.replica import Replica
 
 LINKS = Links(latency_s=0.03, bandwidth_Bps=1e3, node_size=2, inside_bandwidth_Bps=1e4)
 COUNTED = ("exchanges_started", "exchanges_served", "staleness_mean", "staleness_max", "lead_max")

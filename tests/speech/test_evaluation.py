@@ -19,7 +19,7 @@ from roundelay.speech.decode import Scales
 from roundelay.speech.recognise import Recogniser
 from roundelay.speech.segments import read_ctm
 from roundelay.speech.task import Speech
-from roundelay.training.finished import FinishedRun
+from roundelay.training.run_result import FinishedRun
 
 pytestmark = pytest.mark.usefixtures("tones_cache")
 

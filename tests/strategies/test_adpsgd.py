@@ -6,14 +6,14 @@ import torch
 from hypothesis import given, settings, strategies as st
 from worlds import LR, train, weights, world
 
+from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError
-from roundelay.membership import Membership
-from roundelay.membership.pulse import QUIET_S
-from roundelay.replica import Replica
 from roundelay.simulation import run
 from roundelay.strategies import ADPSGD
 from roundelay.topology import complete, random_ring, ring, star
+from roundelay.transport.heartbeats import QUIET_S
 from roundelay.transport.solo import SoloTransport
+from roundelay.weights.replica import Replica
 
 FAREWELL = "goes on alone"
 

@@ -7,7 +7,7 @@ from loopback import loopback, together
 from torch import nn
 
 from roundelay.learner import Learner
-from roundelay.strategies import ADPSGD, live
+from roundelay.strategies import ADPSGD, pair_average as live
 from roundelay.topology import random_ring
 
 SIZE, PARAMETERS = 4, 5000

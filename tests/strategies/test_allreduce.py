@@ -4,12 +4,12 @@ import torch
 from torch import nn
 from worlds import LR, MOMENTUM, problem, train, weights, world
 
+from roundelay.cluster.membership import Membership
 from roundelay.errors import PeerLostError
-from roundelay.membership import Membership
-from roundelay.replica import Replica
 from roundelay.simulation import run
 from roundelay.strategies import Allreduce, allreduce
 from roundelay.transport.solo import SoloTransport
+from roundelay.weights.replica import Replica
 
 
 def mean_gradient_recursion(steps):

@@ -3,11 +3,11 @@ import pytest
 import torch
 from worlds import LR, MOMENTUM, problem, recursion, train, weights, world
 
+from roundelay.cluster.membership import Membership
 from roundelay.errors import PeerLostError, StrategyError
-from roundelay.membership import Membership
-from roundelay.replica import Replica
 from roundelay.simulation import run
 from roundelay.strategies import DelayByOne
+from roundelay.weights.replica import Replica
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5])

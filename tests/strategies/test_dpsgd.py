@@ -6,15 +6,15 @@ import torch
 from hypothesis import given, settings, strategies as st
 from worlds import LR, MOMENTUM, problem, recursion, train, weights, world
 
+from roundelay.cluster.membership import Membership
 from roundelay.errors import PeerLostError, StrategyError, TopologyError
-from roundelay.membership import Membership
-from roundelay.replica import Replica
 from roundelay.simulation import run
 from roundelay.strategies import DPSGD
 from roundelay.strategies.dpsgd import spread
 from roundelay.topology import complete, random_ring, ring
-from roundelay.topology.catalogue import TOPOLOGIES, named
+from roundelay.topology.registry import TOPOLOGIES, named
 from roundelay.transport.solo import SoloTransport
+from roundelay.weights.replica import Replica
 
 STEPS = 30
 

@@ -9,12 +9,12 @@ from hypothesis import given, strategies as st
 from loopback import PATIENCE_S, loopback, together
 from torch import nn
 
+from roundelay.cluster.membership import Membership
 from roundelay.learner import Learner
-from roundelay.membership import Membership
-from roundelay.replica import Replica
-from roundelay.strategies import ADPSGD, live as live_weights
+from roundelay.strategies import ADPSGD, pair_average as live_weights
 from roundelay.topology import ring
 from roundelay.transport.solo import SoloTransport
+from roundelay.weights.replica import Replica
 
 COUNT = 1000
 EPSILON = 2.0**-11  # what rounding to float16 may change, of a number

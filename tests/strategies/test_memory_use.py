@@ -9,11 +9,11 @@ from loopback import loopback, together
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from roundelay.cluster.membership import Membership
 from roundelay.learner import Learner
-from roundelay.membership import Membership
-from roundelay.replica import Flat, Replica
 from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, allreduce, dpsgd
 from roundelay.topology import ring
+from roundelay.weights.replica import Flat, Replica
 
 SIZE = 3
 WIDTH = 60_000

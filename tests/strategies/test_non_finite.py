@@ -9,13 +9,13 @@ from hypothesis import given, strategies as st
 from worlds import train, weights, world
 
 from roundelay.clock import VirtualClock
+from roundelay.cluster.membership import Membership
 from roundelay.errors import RefusedError
-from roundelay.membership import Membership
-from roundelay.replica import Flat, Replica, all_finite
 from roundelay.simulation import run
 from roundelay.strategies import ADPSGD, DPSGD
 from roundelay.topology import ring
-from roundelay.transport import MemoryNetwork
+from roundelay.transport import SimulatedNetwork
+from roundelay.weights.replica import Flat, Replica, all_finite
 
 
 def poison(learner, value):
@@ -50,7 +50,7 @@ def test_a_learner_that_everybody_refuses_still_takes_its_steps():
 
 
 def test_adpsgd_refuses_before_it_changes_anything():
-    transport = MemoryNetwork(VirtualClock(), 2).transports[0]
+    transport = SimulatedNetwork(VirtualClock(), 2).transports[0]
     module = torch.nn.Linear(4, 4)
     strategy = ADPSGD(ring(2))
     strategy.attach(Replica(module), transport, Membership.of(2))

@@ -12,15 +12,15 @@ from loopback import loopback, together
 from torch import nn
 from worlds import train, weights, world
 
-from roundelay import replica
+from roundelay.cluster.membership import Membership
 from roundelay.learner import Learner
-from roundelay.membership import Membership
-from roundelay.replica import Replica
-from roundelay.strategies import ADPSGD, DPSGD, SuperLearner, live
+from roundelay.strategies import ADPSGD, DPSGD, SuperLearner, pair_average as live
 from roundelay.topology import complete, random_matching, random_ring, ring
-from roundelay.transport.memory import MemoryTransport
-from roundelay.transport.shared import SharedMemory
+from roundelay.transport.shared_memory import SharedMemory
+from roundelay.transport.simulated import SimulatedTransport
 from roundelay.transport.solo import SoloTransport
+from roundelay.weights import replica
+from roundelay.weights.replica import Replica
 
 STRATEGIES = {
     "adpsgd": lambda: ADPSGD(random_ring(4), max_lead=3),
@@ -37,8 +37,8 @@ def shadows(cast):
     memory = SharedMemory()
     with pytest.MonkeyPatch.context() as patch:
         if cast:
-            patch.setattr(MemoryTransport, "allocate", lambda self, nbytes: memory.allocate(nbytes))
-            patch.setattr(MemoryTransport, "shadow", lambda self, buffer: memory.shadow(buffer))
+            patch.setattr(SimulatedTransport, "allocate", lambda self, nbytes: memory.allocate(nbytes))
+            patch.setattr(SimulatedTransport, "shadow", lambda self, buffer: memory.shadow(buffer))
         yield
     memory.close()
 

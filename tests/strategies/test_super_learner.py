@@ -4,14 +4,14 @@ import torch
 from worlds import LR, MOMENTUM, problem, train, weights, world
 
 from roundelay.clock import VirtualClock
+from roundelay.cluster.membership import Membership
 from roundelay.errors import PeerLostError, StrategyError
-from roundelay.membership import Membership
-from roundelay.replica import Replica
 from roundelay.simulation import run
 from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, SuperLearner
 from roundelay.topology import random_ring, ring
-from roundelay.transport import MemoryNetwork
+from roundelay.transport import SimulatedNetwork
 from roundelay.transport.solo import SoloTransport
+from roundelay.weights.replica import Replica
 
 HALVES = np.full((2, 2), 0.5)
 
@@ -146,7 +146,7 @@ def test_bad_group_sizes_are_refused():
 
 
 def test_leaders_of_whole_groups_go_on_without_a_broken_one():
-    network = MemoryNetwork(VirtualClock(), 6)
+    network = SimulatedNetwork(VirtualClock(), 6)
     strategies = [SuperLearner(ADPSGD(ring(3)), 2) for _ in range(6)]
     for rank, strategy in enumerate(strategies):
         strategy.attach(Replica(torch.nn.Linear(2, 2)), network.transports[rank], Membership.of(6))
@@ -160,7 +160,7 @@ def test_leaders_of_whole_groups_go_on_without_a_broken_one():
 
 
 def test_synchronous_groups_cannot_re_form_without_a_meeting():
-    network = MemoryNetwork(VirtualClock(), 4)
+    network = SimulatedNetwork(VirtualClock(), 4)
     strategy = SuperLearner(DPSGD(ring(2)), 2)
     strategy.attach(Replica(torch.nn.Linear(2, 2)), network.transports[0], Membership.of(4))
     with pytest.raises(StrategyError, match="DPSGD learners must meet"):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from roundelay.transport.base import Collectives
 from roundelay.transport.security import Security
-from roundelay.transport.sockets import SocketTransport
+from roundelay.transport.tcp import TcpTransport
 
 PATIENCE_S = 30.0
 T = TypeVar("T")
@@ -73,14 +73,14 @@ class MeetingCollectives(Collectives):
 @contextlib.contextmanager
 def loopback(
     size: int, *, share_memory: bool | list[bool] = True, security: Security | None = None
-) -> Iterator[list[SocketTransport]]:
+) -> Iterator[list[TcpTransport]]:
     """Connected transports, closed at the end."""
     security, meeting = security or Security(secrets.token_bytes(32)), Meeting()
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
     addresses = {rank: listener.getsockname()[:2] for rank, listener in enumerate(listeners)}
     shares = share_memory if isinstance(share_memory, list) else [share_memory] * size
     transports = [
-        SocketTransport(
+        TcpTransport(
             rank, size, listeners[rank], security, MeetingCollectives(rank, meeting), share_memory=shares[rank]
         )
         for rank in range(size)

@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 from loopback import loopback, together
 
-from roundelay.training import checkpoint, rundir
-from roundelay.training.company import run_of
+from roundelay.cluster.rendezvous.client import RendezvousClient
+from roundelay.cluster.rendezvous.server import RendezvousServer
+from roundelay.cluster.rendezvous.state import RendezvousState
+from roundelay.elastic import run_of
+from roundelay.training import checkpoint, run_directory
 from roundelay.training.config import Config
-from roundelay.training.desk import Desk
-from roundelay.training.line import Rendezvous
 from roundelay.training.recipes import resolve, task_of
-from roundelay.training.rendezvous import RendezvousServer
 from roundelay.training.trainer import Trainer
 from roundelay.transport.base import Transport
 from roundelay.transport.security import Security
@@ -57,21 +57,21 @@ def run_in_threads(
     config: Config, folder: Path, place: int | None = None, prepare: Callable[[Trainer], None] = lambda trainer: None
 ) -> list[Trainer]:
     """Train, from the checkpoint at `place` if given; afterwards the trainers, in order of rank."""
-    if not (folder / rundir.CONFIG).exists():
-        rundir.begin(folder, config, "a test")
+    if not (folder / run_directory.CONFIG).exists():
+        run_directory.begin(folder, config, "a test")
     size, security, listener = (
         config.learners,
         Security(secrets.token_bytes(32)),
         socket.create_server(("127.0.0.1", 0)),
     )
-    server = RendezvousServer(listener, security, Desk(time.monotonic))
+    server = RendezvousServer(listener, security, RendezvousState(time.monotonic))
     resumed = None if place is None else checkpoint.at(folder / "checkpoints", place)
     if place is not None:
         checkpoint.abandon_after(folder / "checkpoints", place)
 
     def learn(rank: int, transport: Transport) -> Trainer:
         world = ThreadWorld(rank, size, transport)
-        with Rendezvous(server.address, security) as line:
+        with RendezvousClient(server.address, security) as line:
             line.register(run_of(config), ("", 0), rank)
             with _SEEDING:
                 task = task_of(config)

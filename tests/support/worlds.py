@@ -11,7 +11,7 @@ from torch import nn
 from roundelay.clock import VirtualClock
 from roundelay.simulation import VirtualLearner
 from roundelay.strategies import Strategy
-from roundelay.transport import MemoryNetwork
+from roundelay.transport import SimulatedNetwork
 
 LR, MOMENTUM = 0.05, 0.9
 
@@ -49,10 +49,10 @@ def world(
     lr: float = LR,
     momentum: float = MOMENTUM,
     seed: int = 0,
-) -> tuple[VirtualClock, MemoryNetwork, list[VirtualLearner]]:
+) -> tuple[VirtualClock, SimulatedNetwork, list[VirtualLearner]]:
     """One learner per strategy on quadratics."""
     clock = VirtualClock()
-    network = MemoryNetwork(clock, len(strategies), latency_s=latency_s)
+    network = SimulatedNetwork(clock, len(strategies), latency_s=latency_s)
     curvatures, targets = problem(len(strategies), seed=seed)
     learners = []
     for rank, strategy in enumerate(strategies):
@@ -78,7 +78,7 @@ def world(
 
 def train(
     clock: VirtualClock,
-    network: MemoryNetwork,
+    network: SimulatedNetwork,
     learners: list[VirtualLearner],
     steps: Sequence[int],
     kill: Mapping[int, float] | None = None,

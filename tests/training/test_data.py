@@ -65,11 +65,11 @@ def test_equal_draws_of_all_groups_are_every_chunk_once(groups, total, start, do
     assert sorted(drawn) == list(range(start + done * groups, max(total, start + done * groups)))
 
 
-class Desk:
+class RendezvousState:
     """A rendezvous without a socket."""
 
     def __init__(self, total: int) -> None:
-        from roundelay.training.cursor import Cursor
+        from roundelay.cluster.rendezvous.cursor import Cursor
 
         self.cursor = Cursor(total)
 
@@ -80,7 +80,7 @@ class Desk:
 @settings(max_examples=30)
 @given(order=st.lists(st.integers(0, 2), min_size=40, max_size=80), total=st.integers(0, 30))
 def test_dynamic_draws_use_every_chunk_once_in_whatever_order_learners_come(order, total):
-    desk = Desk(total)
+    desk = RendezvousState(total)
     draws = [SharedDraws(desk, group, lambda: 0, None) for group in range(3)]
     drawn = [draws[group].next() for group in order]
     chunks = Counter(d.chunk for d in drawn if d is not None)
@@ -88,7 +88,7 @@ def test_dynamic_draws_use_every_chunk_once_in_whatever_order_learners_come(orde
 
 
 def test_static_shares_stay_apart_and_a_fast_learner_gets_further():
-    desk = Desk(6)
+    desk = RendezvousState(6)
     fast, slow = (SharedDraws(desk, group, lambda: 0, Shares(group, 2, 0)) for group in range(2))
     got = [fast.next(), fast.next(), slow.next(), fast.next(), fast.next(), slow.next(), fast.next()]
     assert [d.chunk for d in got[:6] if d] == [0, 2, 1, 4, 6, 3]

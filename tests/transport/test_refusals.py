@@ -5,7 +5,7 @@ import torch
 
 from roundelay.clock import VirtualClock
 from roundelay.errors import RefusedError
-from roundelay.transport import MemoryNetwork, refusals
+from roundelay.transport import SimulatedNetwork, refusals
 from roundelay.transport.refusals import Refusals
 
 
@@ -35,7 +35,7 @@ def test_a_flood_gives_few_lines_and_no_refusal_is_hidden(caplog, monkeypatch):
 
 def test_on_the_virtual_clock_a_handler_may_refuse_a_call_and_goes_on_serving():
     clock = VirtualClock()
-    network = MemoryNetwork(clock, 2, latency_s=1.0)
+    network = SimulatedNetwork(clock, 2, latency_s=1.0)
     caller, answerer = network.transports
 
     def handler(peer, request, reply):

@@ -10,9 +10,9 @@ import torch
 from loopback import PATIENCE_S, loopback, together
 
 from roundelay.errors import ConfigError, HandshakeError, PeerLostError
-from roundelay.transport import security as module, wire
+from roundelay.transport import handshake, security as module
+from roundelay.transport.handshake import Hello, Purpose
 from roundelay.transport.security import Security
-from roundelay.transport.wire import Hello, Purpose
 
 PLAIN = Security(b"s" * 32)
 
@@ -190,14 +190,14 @@ def refused_by(answering, calling):
 
         def answer():
             try:
-                outcome.append(wire.accept(listener.accept()[0], 1, bytes(16), answering))
+                outcome.append(handshake.accept(listener.accept()[0], 1, bytes(16), answering))
             except OSError as error:
                 outcome.append(error)
 
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(OSError) as refusal:  # noqa: PT011
-            wire.connect(listener.getsockname()[:2], Hello(0, Purpose.LANE, os.getpid(), bytes(16)), 1, calling)
+            handshake.connect(listener.getsockname()[:2], Hello(0, Purpose.LANE, os.getpid(), bytes(16)), 1, calling)
         thread.join(PATIENCE_S)
     assert isinstance(outcome[0], OSError)
     return refusal.value, outcome[0]
@@ -227,7 +227,7 @@ def test_a_certificate_that_the_runs_own_has_signed_is_not_the_runs_own(tls, tmp
 
 @pytest.mark.parametrize("tls_answers", [True, False])
 def test_learners_with_and_without_tls_refuse_each_other(tls, tls_answers, monkeypatch):
-    monkeypatch.setattr(wire, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.3)
     refused_by(*((tls, PLAIN) if tls_answers else (PLAIN, tls)))
 
 

@@ -11,9 +11,11 @@ from hypothesis import given, settings, strategies as st
 from loopback import loopback, outcomes, together
 
 from roundelay.errors import PeerLostError
-from roundelay.transport import bells, shared, shared_sums
+from roundelay.transport import bells, shared_memory, shared_sums
 
-pytestmark = pytest.mark.skipif(not (shared.available() and bells.available()), reason="needs memfd and glibc 2.30")
+pytestmark = pytest.mark.skipif(
+    not (shared_memory.available() and bells.available()), reason="needs memfd and glibc 2.30"
+)
 
 
 @pytest.fixture(autouse=True)

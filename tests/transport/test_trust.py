@@ -14,10 +14,10 @@ import torch
 from loopback import PATIENCE_S, loopback
 
 from roundelay.errors import PeerLostError, RefusedError, StrategyError
-from roundelay.transport import gate, inbox, sockets, wire
-from roundelay.transport.channel import Channel, Header, Kind
+from roundelay.transport import acceptor, handshake, receiver, tcp
+from roundelay.transport.framing import Connection, Header, Kind
+from roundelay.transport.handshake import Hello, Purpose
 from roundelay.transport.security import Security
-from roundelay.transport.wire import Hello, Purpose
 
 both = pytest.mark.parametrize("share_memory", [True, False], ids=["shared", "sockets"])
 
@@ -86,7 +86,7 @@ def refused(transport, reason):
 
 def without_the_secret(address):
     with pytest.raises(OSError):  # noqa: PT011
-        wire.connect(address, Hello(1, Purpose.LANE, os.getpid(), bytes(16)), 0, Security(b"wrong" * 8))
+        handshake.connect(address, Hello(1, Purpose.LANE, os.getpid(), bytes(16)), 0, Security(b"wrong" * 8))
 
 
 def with_garbage(address):
@@ -190,7 +190,7 @@ def test_a_recorded_connection_cannot_be_played_again():
 
 
 def test_who_connects_and_stays_silent_is_sent_away(monkeypatch):
-    monkeypatch.setattr(wire, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.2)
     with exchanging() as (learner, _):
         strangers = [socket.create_connection(door(learner), timeout=PATIENCE_S) for _ in range(5)]
         until(lambda: refused(learner, "handshake") == 5)
@@ -199,12 +199,12 @@ def test_who_connects_and_stays_silent_is_sent_away(monkeypatch):
 
 
 def test_a_flood_of_connections_keeps_no_learner_out(caplog):
-    flood = 5 * gate.STRANGERS
+    flood = 5 * acceptor.STRANGERS
     with caplog.at_level(logging.WARNING, "roundelay"), exchanging(3) as (learner, _, third):
         threads = threading.active_count()
         strangers = [socket.create_connection(door(learner), timeout=PATIENCE_S) for _ in range(flood)]
-        until(lambda: refused(learner, "handshake") >= flood - gate.STRANGERS - 1)
-        assert threading.active_count() <= threads + gate.STRANGERS + 5
+        until(lambda: refused(learner, "handshake") >= flood - acceptor.STRANGERS - 1)
+        assert threading.active_count() <= threads + acceptor.STRANGERS + 5
         buffer = third.allocate(64).fill_(1)
         third.call(0, buffer).result(PATIENCE_S)  # over a connection of its own, opened now
         assert (buffer == 2).all()
@@ -239,7 +239,7 @@ def test_a_learner_of_another_run_is_a_stranger():
     with exchanging() as (learner, _):
         other = Security(learner._security.secret, run="another")
         with pytest.raises(OSError):  # noqa: PT011
-            wire.connect(door(learner), Hello(1, Purpose.LANE, os.getpid(), bytes(16)), 0, other)
+            handshake.connect(door(learner), Hello(1, Purpose.LANE, os.getpid(), bytes(16)), 0, other)
         until(lambda: refused(learner, "handshake") == 1)
 
 
@@ -337,7 +337,7 @@ def test_a_swap_that_is_altered_every_time_fails_in_the_end():
         b.swap(0, b.allocate(4096), {0: b.allocate(4096)})
         error = a.swap(0, a.allocate(4096), {1: a.allocate(4096)}).exception(PATIENCE_S)
         assert isinstance(error, RefusedError)
-        assert refused(b, "checksum") == sockets.SWAP_ATTEMPTS
+        assert refused(b, "checksum") == tcp.SWAP_ATTEMPTS
 
 
 def test_an_altered_header_ends_its_connection_but_neither_learner():
@@ -352,7 +352,7 @@ def test_an_altered_header_ends_its_connection_but_neither_learner():
 
 def lane_to(transport, rank=1):
     hello = Hello(rank, Purpose.LANE, os.getpid(), bytes(16))
-    lane = Channel(*wire.connect(door(transport), hello, transport.rank, transport._security))
+    lane = Connection(*handshake.connect(door(transport), hello, transport.rank, transport._security))
     lane.connection.settimeout(PATIENCE_S)
     return lane
 
@@ -414,7 +414,7 @@ def test_a_swap_with_weights_of_another_model_is_an_error_that_says_so(share_mem
 
 
 def test_a_caller_that_freezes_in_the_middle_of_its_request_holds_nobody_up(monkeypatch):
-    monkeypatch.setattr(inbox, "STALL_S", 0.1)
+    monkeypatch.setattr(receiver, "STALL_S", 0.1)
     with exchanging(share_memory=False) as (learner, _):
         frozen, place = lane_to(learner), learner._inbox._place
         frozen.send(Header(Kind.CALL, 10_000))
@@ -425,7 +425,7 @@ def test_a_caller_that_freezes_in_the_middle_of_its_request_holds_nobody_up(monk
 
 
 def test_a_caller_that_does_not_read_its_reply_holds_nobody_up(monkeypatch):
-    monkeypatch.setattr(inbox, "STALL_S", 0.1)
+    monkeypatch.setattr(receiver, "STALL_S", 0.1)
     large = torch.zeros(32 * 2**20, dtype=torch.uint8)
     with exchanging(share_memory=False) as (learner, _):
         frozen, place = lane_to(learner), learner._inbox._place

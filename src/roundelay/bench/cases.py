@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from roundelay.bench.models import build
-from roundelay.launch import World
+from roundelay.cluster.environment import World
 from roundelay.learner import Learner
 from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, Strategy
 from roundelay.topology import named

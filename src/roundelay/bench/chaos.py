@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.errors import ConfigError
-from roundelay.training import rundir
+from roundelay.training import run_directory
 from roundelay.training.config import Config
 from roundelay.training.metrics import Row, read_rows
 from roundelay.training.supervisor import Supervisor
@@ -104,17 +104,17 @@ def once(config: Config, faults: Sequence[Fault], folder: Path) -> dict[str, Any
     """Train with these faults; data are drawn from the shared cursor, so that what a lost learner leaves is not lost."""
     audited = replace(config.metrics, every_s=EVERY_S, audit=True)
     config = replace(config, metrics=audited, data=replace(config.data, sharding="dynamic"))
-    rundir.begin(folder, config, "roundelay chaos")
-    metrics = folder / rundir.METRICS
+    run_directory.begin(folder, config, "roundelay chaos")
+    metrics = folder / run_directory.METRICS
     code = Supervisor(config, folder, meanwhile=Disturber(faults, metrics)).run()
     return {"exit_code": code} | account(folder)
 
 
 def account(folder: Path) -> dict[str, Any]:
     """What a run with an audit says about itself."""
-    rows = list(read_rows(folder / rundir.METRICS))
+    rows = list(read_rows(folder / run_directory.METRICS))
     events = [row for row in rows if row["kind"] == "event"]
-    results = folder / rundir.RESULTS
+    results = folder / run_directory.RESULTS
     told = json.loads(results.read_text()) if results.exists() else {}
     return {
         "finished": bool(told),

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from roundelay.bench.models import EmulatedModel
 from roundelay.errors import RoundelayError
-from roundelay.training import rundir
+from roundelay.training import run_directory
 from roundelay.training.config import at_least
 from roundelay.training.metrics import read_rows
 from roundelay.training.task import Task, TaskConfig
@@ -178,7 +178,7 @@ def measure(*, learners: int, seconds: float, checkpoint_every_s: float = 4.0) -
 
 def _traces(folder: Path, run: Path, learners: int) -> list[Trace]:
     wrote: dict[int, set[int]] = {learner: set() for learner in range(learners)}
-    for row in read_rows(run / rundir.METRICS):
+    for row in read_rows(run / run_directory.METRICS):
         if row["kind"] == "learner":
             wrote[row["learner"]].add(row["steps"])
     savings = sorted(_made(each) for each in (run / "checkpoints").iterdir() if each.is_dir())

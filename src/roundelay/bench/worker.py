@@ -8,8 +8,8 @@ import sys
 import torch
 import torch.distributed as dist
 
-from roundelay import launch
 from roundelay.bench.cases import Case, measure
+from roundelay.cluster import environment as launch
 
 
 def main() -> None:

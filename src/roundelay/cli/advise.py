@@ -8,8 +8,8 @@ import json
 
 from roundelay.cli.arguments import bandwidth, byte_count, duration, number, positive_int
 from roundelay.cli.tables import new_table, say, show, text
-from roundelay.topology import Advice, Situation, advise
-from roundelay.topology.advise import LEFT_OUT
+from roundelay.planning import Advice, Situation, advise
+from roundelay.planning.advise import LEFT_OUT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

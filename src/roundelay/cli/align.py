@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> None:
     from roundelay.speech.prepare import corpus_of
     from roundelay.speech.recognise import Recogniser, references
     from roundelay.speech.segments import write_ctm
-    from roundelay.training.finished import FinishedRun
+    from roundelay.training.run_result import FinishedRun
 
     recogniser = Recogniser.of_run(FinishedRun.read(args.run))
     corpus = manifest(args.corpus) if args.corpus else corpus_of(recogniser.config)

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
             cases, learners=args.learners, seconds=seconds, repetitions=repetitions, progress=progress
         )
     if args.plot:
-        from roundelay.plots.bench import plot_rows
+        from roundelay.reports.plots.bench import plot_rows
 
         plot_rows(rows, args.plot)
     if args.json:
@@ -125,7 +125,7 @@ def _overhead(args: argparse.Namespace) -> None:
 
 def _print_json(document: dict[str, object]) -> None:
     """With what a figure needs to be believed: how it was made, on which machine, when and at which commit."""
-    from roundelay.training.rundir import machine
+    from roundelay.training.run_directory import machine
 
     command = shlex.join(["roundelay", *sys.argv[1:]])
     print(json.dumps(document | {"command": command, "machine": machine()}, indent=2))

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Evaluate, and say what came out."""
-    from roundelay.training.finished import FinishedRun
+    from roundelay.training.run_result import FinishedRun
 
     finished = FinishedRun.read(args.run)
     with Console(stderr=True).status(f"evaluating {args.run} on {args.split}"):  # nothing, where nobody looks

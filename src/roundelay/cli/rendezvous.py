@@ -21,10 +21,10 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes; started again, it is rebuilt from what the learners tell."""
     import logging
 
-    from roundelay.launch import host_store
-    from roundelay.training.desk import Desk
-    from roundelay.training.messages import Message
-    from roundelay.training.rendezvous import RendezvousServer, open_listener
+    from roundelay.cluster.environment import host_store
+    from roundelay.cluster.rendezvous.messages import Message
+    from roundelay.cluster.rendezvous.server import RendezvousServer, open_listener
+    from roundelay.cluster.rendezvous.state import RendezvousState
     from roundelay.training.worker import LOOPBACK
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     if place.collectives_allowed:
         store, info["store"] = host_store(place.host)
     listener = open_listener(place.host, args.port)
-    server = RendezvousServer(listener, place.security, Desk(time.monotonic, info=info))
+    server = RendezvousServer(listener, place.security, RendezvousState(time.monotonic, info=info))
     print("rendezvous: {}:{}".format(*server.address), flush=True)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write the page, and say where it is."""
-    from roundelay.plots.report import write_report
+    from roundelay.reports.pages import write_report
 
     write_report(args.runs, args.out)
     print(f"report: {args.out}")

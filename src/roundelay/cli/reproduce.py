@@ -17,7 +17,7 @@ from roundelay.cli.tables import new_table, say, show
 from roundelay.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from roundelay.simulation.claims import Claim, Finding
+    from roundelay.papers import Claim, Finding
 
 FIRST_SEED = 100  # settings were chosen while looking at seeds 0 to 4, which therefore can confirm nothing
 FEWEST_SEEDS = 3  # below it an interval says nothing
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
 def _try_all(args: argparse.Namespace, documents: list[dict[str, Any]]) -> None:
     import torch
 
-    from roundelay.simulation.claims import CLAIMS
+    from roundelay.papers import CLAIMS
 
     torch.set_num_threads(1)  # small tensors: threads only stand in each other's way
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -79,7 +79,7 @@ def _advance(bar: Progress, task: TaskID, part: float) -> None:
 def _write(folder: Path, claim: Claim, finding: Finding, document: dict[str, Any]) -> None:
     (folder / f"{claim.name}.json").write_text(json.dumps(document, indent=2) + "\n")
     if finding.panels:
-        from roundelay.plots.reproduce import plot_panels
+        from roundelay.reports.plots.reproduce import plot_panels
 
         plot_panels(finding.panels, folder / f"{claim.name}.svg")
 

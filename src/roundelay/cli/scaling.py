@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Predict and print."""
-    from roundelay.simulation.scaling import papers
+    from roundelay.planning.scaling import papers
 
     if args.papers:
         if args.plot:
@@ -62,8 +62,8 @@ def _papers(rows: list[dict[str, float | int | bool | str]], *, json_wanted: boo
 
 
 def _own(args: argparse.Namespace) -> None:
+    from roundelay.planning.scaling import Job, predict
     from roundelay.simulation.network import Links
-    from roundelay.simulation.scaling import Job, predict
 
     for name in ("model_bytes", "step_time", "bandwidth", "inside_bandwidth"):
         if not getattr(args, name) > 0:
@@ -72,7 +72,7 @@ def _own(args: argparse.Namespace) -> None:
     job = Job(args.model_bytes, args.step_time, args.batch, args.epoch_samples, links, args.step_spread)
     rows = predict(job)
     if args.plot:
-        from roundelay.plots.scaling import plot_scaling
+        from roundelay.reports.plots.scaling import plot_scaling
 
         plot_scaling(rows, args.plot)
     if args.json:

@@ -47,14 +47,14 @@ def run(args: argparse.Namespace) -> None:
     from roundelay.simulation.compute import slowed
     from roundelay.simulation.network import Links
     from roundelay.simulation.recipe import SimulatedRun
-    from roundelay.training import recipes, rundir
+    from roundelay.training import recipes, run_directory
 
     config = recipes.resolve(recipes.table_of(args.recipe), configured(args))
     folder: Path = args.out or dated_folder(args.recipe, "simulated-")
     rate_Bps, latency_s = args.network
     links = Links(latency_s, rate_Bps, args.node_size, latency_s, args.inside_bandwidth)
     compute = slowed(_compute(args, config.seed), config.slowness())
-    rundir.begin(folder, config, " ".join(["roundelay", *sys.argv[1:]]))
+    run_directory.begin(folder, config, " ".join(["roundelay", *sys.argv[1:]]))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(f"{config.learners} learners", total=1.0)
@@ -74,10 +74,10 @@ def run(args: argparse.Namespace) -> None:
 
 def _compute(args: argparse.Namespace, seed: int) -> Compute:
     from roundelay.simulation.compute import constant, lognormal, measured
-    from roundelay.training import rundir
+    from roundelay.training import run_directory
 
     if args.times_of:
-        metrics: Path = args.times_of / rundir.METRICS
+        metrics: Path = args.times_of / run_directory.METRICS
         if not metrics.is_file():
             raise UsageError(f"--times-of needs the directory of a run; there is no '{metrics}'")
         return measured(metrics)

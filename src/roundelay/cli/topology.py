@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
-import numpy as np
-
+from roundelay import plugins
 from roundelay.cli.arguments import output_path, positive_int
 from roundelay.cli.tables import new_table, say, show, text
 from roundelay.errors import TopologyError, unknown
-from roundelay.topology import TOPOLOGIES, Mixing, Spectrum, every, from_graph, from_matrix, named, spectrum
-from roundelay.topology.cost import sends_in, sends_per_round
+from roundelay.planning.cost import sends_in, sends_per_round
+from roundelay.topology import TOPOLOGIES, Mixing, Spectrum, every, named, spectrum
+from roundelay.topology.files import READERS, mixing_from_file
 
-MATRIX_SUFFIXES = (".npy", ".csv")
-GRAPH_SUFFIXES = (".edgelist", ".graphml")
 MOST_LEARNERS = 1_000_000  # beyond it a spectrum takes more memory and patience than anyone has asked for
 COMPARED = {
     "name": "topology",
@@ -82,7 +78,7 @@ def _one(args: argparse.Namespace) -> None:
     found = spectrum(mixing)
     figures = describe(mixing, found)
     if args.draw:
-        from roundelay.plots.topology import draw_topology
+        from roundelay.reports.plots.topology import draw_topology
 
         draw_topology(mixing, args.draw)
     if args.json:
@@ -115,7 +111,7 @@ def _compare(args: argparse.Namespace) -> None:
             refused[mixing.name] = str(error)
     rows.sort(key=lambda row: -row["spectral_gap"])
     if args.plot:
-        from roundelay.plots.topology import plot_gaps
+        from roundelay.reports.plots.topology import plot_gaps
 
         plot_gaps(args.learners, args.plot, seed=args.seed, degree=args.degree)
     if args.json:
@@ -135,35 +131,13 @@ def _compare(args: argparse.Namespace) -> None:
 
 def _mixing(args: argparse.Namespace) -> Mixing:
     path = Path(args.name)
-    if path.suffix in MATRIX_SUFFIXES + GRAPH_SUFFIXES:
-        mixing = _from_file(path)
+    if path.suffix in READERS:
+        mixing = mixing_from_file(path)
         if args.learners not in (None, mixing.size):
             raise TopologyError(f"{path} has {mixing.size} learners, but --learners says {args.learners}; leave it out")
         return mixing
-    if args.name not in TOPOLOGIES:
+    if args.name not in TOPOLOGIES and not plugins.is_path(args.name):
         raise TopologyError(unknown("topology", args.name, [*TOPOLOGIES, "compare"]))
     if args.learners is None:
         raise TopologyError(f"topology {args.name} needs --learners N")
     return named(args.name, args.learners, args.seed, args.degree)
-
-
-def _from_file(path: Path) -> Mixing:
-    readers = {
-        ".npy": lambda: from_matrix(np.load(path, allow_pickle=False), path.name),
-        ".csv": lambda: from_matrix(np.loadtxt(path, delimiter=",", ndmin=2), path.name),
-        ".edgelist": lambda: from_graph(nx.read_edgelist(path), path.name),
-        ".graphml": lambda: from_graph(nx.read_graphml(path), path.name),
-    }
-    if not path.is_file():
-        raise TopologyError(f"cannot read {path}: there is no such file")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # an empty file is a warning to NumPy
-            return readers[path.suffix]()
-    except TopologyError:
-        raise
-    except OSError as error:
-        raise TopologyError(f"cannot read {path}: {error.strerror or error}") from error
-    except Exception as error:  # whatever a reader makes of a file that is not what its name says
-        what = str(error).partition("\n")[0] or type(error).__name__
-        raise TopologyError(f"{path} is no {path.suffix} file that can be read: {what}") from error

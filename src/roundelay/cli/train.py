@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Resolve, check, start."""
-    from roundelay.launch import adopt_slurm
+    from roundelay.cluster.environment import adopt_slurm
     from roundelay.training import recipes
     from roundelay.training.config import to_toml
 
@@ -56,11 +56,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("train needs a RECIPE, such as tiny, or --join RUN")
     settings = configured(args)
     if args.resume is not None:
-        from roundelay.training import rundir
+        from roundelay.training import run_directory
 
         if args.out is None:
             raise UsageError("--resume needs --out, the directory of the run to go on with")
-        config = recipes.resolve(rundir.table(args.out), settings)
+        config = recipes.resolve(run_directory.table(args.out), settings)
     else:
         config = recipes.resolve(recipes.table_of(args.recipe), settings)
     if args.show_config:
@@ -97,38 +97,40 @@ def _unnumbered(config: Config, args: argparse.Namespace) -> list[int | None]:
 
 def _share(config: Config, folder: Path, args: argparse.Namespace) -> int | None:
     """A directory that all machines of a run see; whoever comes first begins it."""
-    from roundelay.training import recipes, rundir
+    from roundelay.training import recipes, run_directory
 
     if args.out is None:
         raise UsageError("with --rendezvous --out must be given: one directory that all machines of the run see")
     try:
         return _prepare(config, folder, args)
     except ConfigError:
-        if args.resume is None and recipes.as_table(recipes.resolve(rundir.table(folder))) == recipes.as_table(config):
+        if args.resume is None and recipes.as_table(recipes.resolve(run_directory.table(folder))) == recipes.as_table(
+            config
+        ):
             return None  # another machine was faster
         raise
 
 
 def _join_run(args: argparse.Namespace) -> int:
     """A learner more for a run that is under way."""
-    from roundelay.training import recipes, rundir
-    from roundelay.training.line import Rendezvous
+    from roundelay.cluster.rendezvous.client import RendezvousClient
+    from roundelay.training import recipes, run_directory
     from roundelay.training.supervisor import Supervisor
     from roundelay.training.worker import parsed_address
 
     if Path(args.join).is_dir():
-        address, secret = rundir.read_rendezvous(Path(args.join))
+        address, secret = run_directory.read_rendezvous(Path(args.join))
         os.environ.update(secret)
     else:
         address = args.join
     place = place_of(args, parsed_address(address))
     try:
-        with Rendezvous(parsed_address(address), place.security) as line:
+        with RendezvousClient(parsed_address(address), place.security) as line:
             told = line.ask_for_info()
     except OSError as error:
         raise UsageError(f"cannot join the run at {address}: {error}") from None
     folder = args.out or Path(told.get("folder", ""))
-    config = recipes.resolve(rundir.table(folder))
+    config = recipes.resolve(run_directory.table(folder))
     if config.group_size != 1:
         raise UsageError("a learner cannot join a run of super-learners: a group is one failure domain")
     print(f"joining: {folder}", file=sys.stderr)
@@ -140,7 +142,7 @@ def _join_world(config: Config, folder: Path, args: argparse.Namespace) -> int:
     import dataclasses
     import logging
 
-    from roundelay.launch import gather_bytes, init
+    from roundelay.cluster.environment import gather_bytes, init
     from roundelay.training import recipes, worker
 
     if args.out is None:
@@ -168,15 +170,15 @@ def _join_world(config: Config, folder: Path, args: argparse.Namespace) -> int:
 
 def _prepare(config: Config, folder: Path, args: argparse.Namespace) -> int | None:
     """The run's directory, ready; the place to resume from."""
-    from roundelay.training import checkpoint, rundir
+    from roundelay.training import checkpoint, run_directory
 
     command = " ".join(["roundelay", *sys.argv[1:]])
     if args.resume is None:
-        rundir.begin(folder, config, command)
+        run_directory.begin(folder, config, command)
         return None
     chosen = checkpoint.choose(folder / "checkpoints", None if args.resume == NEWEST else args.resume)
     checkpoint.abandon_after(folder / "checkpoints", chosen.place)
-    rundir.write(folder, config, command)
+    run_directory.write(folder, config, command)
     print(f"going on with {folder} after {chosen.place:,} samples", file=sys.stderr)
     if len(chosen.files) != config.learners:
         print(f"{config.learners} learners go on from the mean of the {len(chosen.files)} that saved", file=sys.stderr)

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """A line for each file; a file that cannot be used is named on stderr and makes the exit code 1."""
     from roundelay.speech.recognise import Recogniser, transcribed
-    from roundelay.training.finished import FinishedRun
+    from roundelay.training.run_result import FinishedRun
 
     recogniser = Recogniser.of_run(FinishedRun.read(args.run))
     said, problems = transcribed(recogniser, args.files)

@@ -9,10 +9,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from roundelay.clock import Process, VirtualClock
-from roundelay.membership import Membership
-from roundelay.replica import Replica
+from roundelay.cluster.membership import Membership
 from roundelay.strategies.base import Strategy
 from roundelay.transport.base import Transport
+from roundelay.weights.replica import Replica
 
 
 @dataclass

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from roundelay.clock import VirtualClock
 from roundelay.errors import RoundelayError
-from roundelay.membership.pulse import SILENCE_S
-from roundelay.transport.memory import MemoryNetwork, MemoryTransport
+from roundelay.transport.heartbeats import SILENCE_S
+from roundelay.transport.simulated import SimulatedNetwork, SimulatedTransport
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Ports:
         return received + latency_s
 
 
-class ModelledNetwork(MemoryNetwork):
-    """A `MemoryNetwork` over `Links`, with contention at the ports; every payload may stand for a larger model.
+class ModelledNetwork(SimulatedNetwork):
+    """A `SimulatedNetwork` over `Links`, with contention at the ports; every payload may stand for a larger model.
 
     Args:
         clock: the time it runs on.
@@ -147,7 +147,7 @@ class ModelledNetwork(MemoryNetwork):
             action()
 
     def gather(
-        self, transport: MemoryTransport, values: Tensor, members: tuple[int, ...], source: int | None
+        self, transport: SimulatedTransport, values: Tensor, members: tuple[int, ...], source: int | None
     ) -> Future[None]:
         """A collective, which takes what `Links` say; it does not contend with messages."""
         allreduce_s = self.links.allreduce_s(self.counted(values.nbytes), members)

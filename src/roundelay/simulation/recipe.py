@@ -17,22 +17,22 @@ from safetensors.torch import save
 from torch import Tensor
 
 from roundelay.clock import Process, VirtualClock
-from roundelay.launch import World
-from roundelay.membership import Membership
-from roundelay.replica import Replica
+from roundelay.cluster.environment import World
+from roundelay.cluster.membership import Membership
+from roundelay.cluster.rendezvous.cursor import Cursor
 from roundelay.simulation.compute import Compute
 from roundelay.simulation.network import Links, ModelledNetwork
 from roundelay.training.average import mean_module
 from roundelay.training.build import optimizer_of, strategy_of
 from roundelay.training.checkpoint import write_whole
 from roundelay.training.config import Config
-from roundelay.training.cursor import Cursor
 from roundelay.training.data import Draw, batches
-from roundelay.training.judge import evaluating
+from roundelay.training.evaluator import evaluating
 from roundelay.training.metrics import JsonLines, Row
-from roundelay.training.plan import Plan, Position
+from roundelay.training.partition import Partition, Position
 from roundelay.training.recipes import as_table, task_class
 from roundelay.training.schedule import Schedule
+from roundelay.weights.replica import Replica
 
 Progress = Callable[[float], None]
 
@@ -42,7 +42,7 @@ class SimulatedRun:
 
     Args:
         config: of the run.
-        folder: of the run, begun already (`rundir.begin`).
+        folder: of the run, begun already (`run_directory.begin`).
         links: the cluster; its nodes are the machines of `group_size = 0`.
         compute: how long steps take.
     """
@@ -109,7 +109,7 @@ class _RecipeLearner:
         node = min(run.links.node_size, size)
         world = World(rank, size, rank % node, node)
         self.rank, self._run, self._config = rank, run, config
-        self.plan = Plan.of(config, world, len(run.task), rank)
+        self.plan = Partition.of(config, world, len(run.task), rank)
         self.module = run.task.module()
         self._optimizer = optimizer_of(config.optimizer, run.task.parameter_groups(self.module))
         self.strategy = strategy_of(config, world)

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from roundelay.clock import VirtualClock
+from roundelay.papers.claim import Line, Panel
 from roundelay.simulation import logistic
-from roundelay.simulation.claims.claim import Line, Panel
 from roundelay.simulation.learners import VirtualLearner
 from roundelay.simulation.network import Links, ModelledNetwork
 from roundelay.simulation.stacked import StackedLearners

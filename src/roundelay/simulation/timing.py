@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from roundelay.clock import Process, VirtualClock
+from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError
-from roundelay.membership import Membership
-from roundelay.replica import Flat, Replica
 from roundelay.simulation.compute import Compute
 from roundelay.simulation.network import Links, Ports
 from roundelay.strategies import Strategy
@@ -26,6 +25,7 @@ from roundelay.topology import Mixing
 from roundelay.topology.mixing import RelabelledMixing
 from roundelay.topology.permutation import permutation
 from roundelay.transport.base import Handler, Request, Transport, Undo
+from roundelay.weights.replica import Flat, Replica
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 

@@ -19,7 +19,7 @@ from roundelay.speech.prepare import corpus_of
 from roundelay.speech.recognise import Recogniser, references
 from roundelay.speech.score import Score, score, write_scores
 from roundelay.speech.segments import Segments, write_ctm
-from roundelay.training.finished import FinishedRun
+from roundelay.training.run_result import FinishedRun
 
 
 def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from roundelay.speech.model import AcousticModel, log_posteriors
 from roundelay.speech.prepare import Prepared, SpeechConfig, corpus_of, language_model, prepared
 from roundelay.speech.segments import Segments
 from roundelay.speech.tree import tying_from_json
-from roundelay.training.finished import FinishedRun
+from roundelay.training.run_result import FinishedRun
 
 log = logging.getLogger("roundelay")
 

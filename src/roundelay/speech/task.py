@@ -19,7 +19,7 @@ from roundelay.speech.augment import masked
 from roundelay.speech.model import AcousticModel
 from roundelay.speech.prepare import UNLABELLED, Prepared, SpeechConfig, prepared
 from roundelay.speech.windows import Rows, Whole, Windows, windows_of
-from roundelay.training import rundir
+from roundelay.training import run_directory
 from roundelay.training.task import Task
 
 EVALUATION_BATCH, WHOLE_AT_ONCE = 256, 8  # windows, and whole utterances
@@ -106,7 +106,7 @@ class Speech(Task):
         from roundelay.speech.recognise import FOLDER, leave
 
         leave(self.prepared, self.config, run / FOLDER)
-        self.prepared.problems.write(run / rundir.PROBLEMS)
+        self.prepared.problems.write(run / run_directory.PROBLEMS)
 
     @classmethod
     def evaluate_run(cls, run: Path, split: str, data: Path | None = None) -> dict[str, Any]:

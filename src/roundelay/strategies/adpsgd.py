@@ -12,14 +12,14 @@ from typing import Any
 from torch import Tensor
 
 from roundelay.clock import Steps, first_of
+from roundelay.cluster.membership import Membership
 from roundelay.errors import PeerLostError, RefusedError, StrategyError
-from roundelay.membership import Membership
-from roundelay.replica import NON_FINITE, Flat, Replica
 from roundelay.strategies.base import Strategy, check_size, flat_with_shadow
 from roundelay.strategies.dpsgd import spread
-from roundelay.strategies.live import LiveWeights
+from roundelay.strategies.pair_average import PairAverage
 from roundelay.topology import Mixing
 from roundelay.transport.base import Request, Transport
+from roundelay.weights.replica import NON_FINITE, Flat, Replica
 
 log = logging.getLogger("roundelay")
 
@@ -135,7 +135,7 @@ class ADPSGD(Strategy):
         flat = flat_with_shadow(replica.tensors(), transport)
         replica.copy_to(flat)
         other = flat_with_shadow(flat.views, transport) if replica.can_show(flat) else None
-        self._live = LiveWeights(flat, other, full_precision=self.full_precision)
+        self._live = PairAverage(flat, other, full_precision=self.full_precision)
         self._lock = self._live.lock  # guards the counts below, too
         self._difference = Flat(flat.views, transport.allocate)
         transport.layout = flat.layout.code

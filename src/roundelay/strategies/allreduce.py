@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from roundelay.clock import Steps
+from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError
-from roundelay.membership import Membership
-from roundelay.replica import Flat, Replica
 from roundelay.strategies.base import Strategy, flats_for_sums
 from roundelay.transport.base import Transport
+from roundelay.weights.replica import Flat, Replica
 
 BUCKET_BYTES = 25 * 2**20  # as DDP: a collective costs so much by itself that smaller buckets hide less than they add
 FIRST_BUCKET_BYTES = 2 * 2**20  # smaller, so that communication starts early

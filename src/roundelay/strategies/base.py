@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from roundelay.clock import Steps
+from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError
-from roundelay.membership import Membership
-from roundelay.replica import Flat, Layout, Replica
 from roundelay.topology import Mixing
 from roundelay.transport.base import Transport
+from roundelay.weights.replica import Flat, Layout, Replica
 
 
 class Strategy(ABC):

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from roundelay.clock import Steps
+from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError
-from roundelay.membership import Membership
-from roundelay.replica import Replica
 from roundelay.strategies.base import Strategy, flats_for_sums
 from roundelay.transport.base import Transport
+from roundelay.weights.replica import Replica
 
 
 class DelayByOne(Strategy):

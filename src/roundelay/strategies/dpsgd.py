@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from roundelay.clock import Steps
+from roundelay.cluster.membership import Membership
 from roundelay.errors import RefusedError
-from roundelay.membership import Membership
-from roundelay.replica import NON_FINITE, Flat, Replica, all_finite
 from roundelay.strategies.base import Strategy, check_size, fingerprint, flat_with_shadow
-from roundelay.strategies.live import PIECE
+from roundelay.strategies.pair_average import PIECE
 from roundelay.topology import Mixing
 from roundelay.transport.base import Transport
+from roundelay.weights.replica import NON_FINITE, Flat, Replica, all_finite
 
 
 class DPSGD(Strategy):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from roundelay.clock import Steps
+from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError
-from roundelay.membership import Membership
-from roundelay.replica import Flat, Replica
 from roundelay.strategies.allreduce import Allreduce
 from roundelay.strategies.base import Strategy, flats_for_sums
 from roundelay.topology import Mixing
 from roundelay.transport.base import Transport
+from roundelay.weights.replica import Flat, Replica
 
 
 class SuperLearner(Strategy):

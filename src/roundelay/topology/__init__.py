@@ -1,9 +1,6 @@
 """Who averages with whom, and what theory says about it. Pure values: no process, no thread, no I/O, no torch."""
 
-from roundelay.topology.advise import Advice, Situation, advise
 from roundelay.topology.base_graph import base_graph
-from roundelay.topology.catalogue import TOPOLOGIES, every, named
-from roundelay.topology.cost import RoundCost, round_cost
 from roundelay.topology.graphs import (
     complete,
     exponential,
@@ -19,21 +16,20 @@ from roundelay.topology.graphs import (
     torus,
 )
 from roundelay.topology.mixing import Mixing
+from roundelay.topology.registry import TOPOLOGIES, Family, every, family, named
 from roundelay.topology.spectrum import Spectrum, consensus_error, spectral_gap, spectrum, stability_bound
 
 __all__ = [
     "TOPOLOGIES",
-    "Advice",
+    "Family",
     "Mixing",
-    "RoundCost",
-    "Situation",
     "Spectrum",
-    "advise",
     "base_graph",
     "complete",
     "consensus_error",
     "every",
     "exponential",
+    "family",
     "from_graph",
     "from_matrix",
     "hypercube",
@@ -43,7 +39,6 @@ __all__ = [
     "random_matching",
     "random_ring",
     "ring",
-    "round_cost",
     "spectral_gap",
     "spectrum",
     "stability_bound",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundelay.replica import Flat
+from roundelay.weights.replica import Flat
 
 
 class Audit:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from roundelay.cluster.environment import World
 from roundelay.errors import TopologyError
-from roundelay.launch import World
 from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, Strategy, SuperLearner
 from roundelay.topology import Mixing
-from roundelay.topology.catalogue import named
+from roundelay.topology.registry import named
 from roundelay.training.config import Config, OptimizerConfig
 
 OTHER_TOPOLOGY = "random-ring"  # fits any number of learners

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import re
-import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from roundelay import plugins
 from roundelay.errors import ConfigError, unknown
 from roundelay.training import config as configuration
 from roundelay.training.config import Config
@@ -34,7 +32,7 @@ def table_of(recipe: str) -> dict[str, Any]:
 
     Raises ConfigError if there is no such recipe or the file is no TOML.
     """
-    if re.fullmatch(r"[\w.]+:\w+", recipe):
+    if plugins.is_path(recipe):
         return {"task": recipe}
     path = Path(recipe) if recipe.endswith(".toml") else built_in().get(recipe)
     if path is None:
@@ -66,17 +64,9 @@ def task_class(name: str) -> type[Task]:
     """
     from roundelay.training.task import Task
 
-    module_name, _, class_name = name.partition(":")
-    if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
+    if not plugins.is_path(name):
         raise ConfigError(f"task must be module:Class, such as roundelay.training.tiny:Digits, got '{name}'")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except ImportError as error:
-        raise ConfigError(f"cannot import the task '{name}': {error}") from error
-    except AttributeError:
-        raise ConfigError(f"the module '{module_name}' has no '{class_name}'") from None
+    found = plugins.load(name, "task", ConfigError)
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigError(f"'{name}' is no task; it must be a class derived from roundelay.Task")
     return found
@@ -105,7 +95,7 @@ def resolve(table: Mapping[str, Any], settings: Iterable[tuple[str, str]] = ()) 
 def check(config: Config) -> None:
     """Raise ConfigError if settings contradict each other."""
     from roundelay.errors import StrategyError, TopologyError
-    from roundelay.topology.catalogue import named
+    from roundelay.topology.registry import named
 
     config.slowness()
     groups = config.learners

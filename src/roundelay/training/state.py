@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundelay.replica import Flat
 from roundelay.training import average
 from roundelay.training.checkpoint import Checkpoint, decoded, encoded, read_state
-from roundelay.training.plan import Plan, Position
+from roundelay.training.partition import Partition, Position
+from roundelay.weights.replica import Flat
 
 log = logging.getLogger("roundelay")
 
@@ -33,7 +33,7 @@ class Counts:
     elapsed_s: float = 0.0
 
 
-def state_of(position: Position, plan: Plan, counts: Counts, voice: float, parts: State) -> State:
+def state_of(position: Position, plan: Partition, counts: Counts, voice: float, parts: State) -> State:
     """A learner's state as a tree of tensors and plain values; `parts` are module, optimizer and learner."""
     return parts | {
         "position": {"start": position.start, "steps": position.steps},
@@ -55,7 +55,7 @@ class Earlier:
     counts: Counts
 
 
-def earlier(resumed: Checkpoint | None, rank: int, size: int, plan: Plan) -> Earlier:
+def earlier(resumed: Checkpoint | None, rank: int, size: int, plan: Partition) -> Earlier:
     """What learner `rank` of `size` goes on from.
 
     Other learners than those that saved start from the mean of these, momentum and all, and share out what is left.
@@ -78,7 +78,7 @@ def earlier(resumed: Checkpoint | None, rank: int, size: int, plan: Plan) -> Ear
     return Earlier(mean_state(states), Position(start=len(used)), used, shared)
 
 
-def _used(states: list[State], plan: Plan) -> list[int]:
+def _used(states: list[State], plan: Partition) -> list[int]:
     """The numbers that all learners together have used."""
     drawn = sorted({number for state in states for number in state["used"].tolist()})
     position, before = states[0]["position"], states[0]["plan"]

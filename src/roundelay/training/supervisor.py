@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from roundelay.launch import host_store
-from roundelay.training import rundir
+from roundelay.cluster.environment import host_store
+from roundelay.cluster.rendezvous.messages import Message
+from roundelay.cluster.rendezvous.server import RendezvousServer, open_listener
+from roundelay.cluster.rendezvous.state import Address, RendezvousState
+from roundelay.training import run_directory
 from roundelay.training.config import Config
-from roundelay.training.desk import Address, Desk
 from roundelay.training.display import Display
-from roundelay.training.messages import Message
 from roundelay.training.metrics import JsonLines
-from roundelay.training.rendezvous import RendezvousServer, open_listener
 from roundelay.training.worker import ADDRESS, HOST, LOOPBACK, NUMBER
 from roundelay.transport.security import Security
 
@@ -97,14 +97,14 @@ class Supervisor:
 
     def run(self) -> int:
         """The exit code: 0 if the run was finished, 128 + signal if one stopped it, 1 if it failed."""
-        results = self.folder / rundir.RESULTS
+        results = self.folder / run_directory.RESULTS
         store: object = None
         if self._address is None:
             results.unlink(missing_ok=True)
             store = self._open_rendezvous()
         before = {number: signal.signal(number, self._asked) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            with Display(self.folder / rundir.METRICS, self.config.learners) as display:
+            with Display(self.folder / run_directory.METRICS, self.config.learners) as display:
                 for index, number in enumerate(self._numbers):
                     self.start(index if number is None else number, chosen=number is not None)
                 self._watch(display)
@@ -123,10 +123,10 @@ class Supervisor:
         store: object = None
         if self._place.collectives_allowed and self.config.collective:
             store, info["store"] = host_store(self._place.host)
-        desk = Desk(time.monotonic, self._events.put, info)
+        desk = RendezvousState(time.monotonic, self._events.put, info)
         self._server = RendezvousServer(open_listener(self._place.host), self._place.security, desk)
         self._address = self._server.address
-        rundir.write_rendezvous(self.folder, self._address, self._place.security)
+        run_directory.write_rendezvous(self.folder, self._address, self._place.security)
         return store
 
     def start(self, number: int, *, chosen: bool = True) -> None:
@@ -199,7 +199,7 @@ class Supervisor:
             event = self._events.get()
             if event["event"] == "left":  # in order: every run ends so
                 continue
-            sink = JsonLines(self.folder / rundir.METRICS)
+            sink = JsonLines(self.folder / run_directory.METRICS)
             sink.write(event | {"elapsed_s": display.elapsed_s, "place": display.place})
             sink.close()
             if event["event"] == "stopping":
@@ -225,30 +225,30 @@ class Supervisor:
     def _verdict(self, *, finished: bool) -> int:
         say = sys.stderr.write
         if finished and not self._failed.keys() >= self._processes.keys():
-            results = json.loads((self.folder / rundir.RESULTS).read_text())
+            results = json.loads((self.folder / run_directory.RESULTS).read_text())
             for split in ("valid", "test"):
                 figures = ", ".join(f"{name} {value:.4f}" for name, value in results[split].items())
                 say(f"mean model, {split}: {figures}\n")
             for number, reason in self._failed.items():
                 say(f"learner {number} was lost on the way ({reason}); its log: '{self._logs[number]}'\n")
-            problems = self.folder / rundir.PROBLEMS
+            problems = self.folder / run_directory.PROBLEMS
             if problems.is_file():
                 count = len(problems.read_text(encoding="utf-8").splitlines())
                 say(f"{count} problems with the data, one line each: '{problems}'\n")
-            say(f"finished in {results['elapsed_s']:.1f} s: {self.folder / rundir.MODEL}\n")
+            say(f"finished in {results['elapsed_s']:.1f} s: {self.folder / run_directory.MODEL}\n")
             return 0
         if self._stopping:
             say(f"roundelay: error: {self._stopping}; the run was saved and stopped; go on with:\n")
-            say(f"  {rundir.resume_command()}\n")
+            say(f"  {run_directory.resume_command()}\n")
             return 1
         if self._signals and not self._failed:
-            say(f"stopped and saved; go on with:\n  {rundir.resume_command()}\n")
+            say(f"stopped and saved; go on with:\n  {run_directory.resume_command()}\n")
             return 128 + self._signals[0]
         first = next(iter(self._failed), None)
         told = f"learner {first} went first ({self._failed[first]})" if first is not None else "no learner finished it"
         say(f"roundelay: error: the run ended early: {told}; logs are in '{self.folder / 'logs'}'\n")
         if any((self.folder / "checkpoints").glob("*/manifest.json")):
-            say(f"go on from the last checkpoint with:\n  {rundir.resume_command()}\n")
+            say(f"go on from the last checkpoint with:\n  {run_directory.resume_command()}\n")
         return 128 + self._signals[0] if self._signals else 1
 
 

@@ -86,7 +86,7 @@ class Task(ABC):
 
         Raises ConfigError for a split that is not there, and for data that the task cannot take.
         """
-        from roundelay.training.finished import FinishedRun  # which knows tasks
+        from roundelay.training.run_result import FinishedRun  # which knows tasks
 
         if data is not None:
             raise ConfigError(f"--corpus is for runs of speech recognition; '{run}' is one of {cls.__name__}")

@@ -17,25 +17,25 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from roundelay.cluster.environment import World
+from roundelay.cluster.rendezvous.client import RendezvousClient
+from roundelay.elastic import Company, Endpoint, Progress
 from roundelay.errors import DivergedError, DroppedError, MembershipChangedError, PeerLostError
-from roundelay.launch import World
 from roundelay.learner import Learner
-from roundelay.membership.pulse import BEAT_S
 from roundelay.training.audit import Audit
 from roundelay.training.build import optimizer_of, strategy_of
 from roundelay.training.checkpoint import Checkpoint, Checkpoints, complete, write_whole
-from roundelay.training.company import Company, Door, Progress
 from roundelay.training.config import Config
 from roundelay.training.data import Draw, Draws, batches
-from roundelay.training.judge import Judge
-from roundelay.training.line import Rendezvous
+from roundelay.training.evaluator import Evaluator
 from roundelay.training.metrics import JsonLines, Meter, Row, Sink, TensorBoard
-from roundelay.training.plan import Plan, Position
+from roundelay.training.partition import Partition, Position
 from roundelay.training.recipes import as_table
 from roundelay.training.schedule import Schedule
 from roundelay.training.state import Carried, Earlier, State, earlier, set_random_state, state_of
 from roundelay.training.stopping import StopRequest
 from roundelay.training.task import Task
+from roundelay.transport.heartbeats import BEAT_S
 
 log = logging.getLogger("roundelay")
 
@@ -64,8 +64,8 @@ class Trainer:
         task: Task,
         world: World,
         *,
-        line: Rendezvous,
-        door: Door,
+        line: RendezvousClient,
+        door: Endpoint,
         elastic: bool = True,
     ) -> None:
         self.config, self.folder, self.world, self.line, self._elastic = config, folder, world, line, elastic
@@ -75,7 +75,7 @@ class Trainer:
         members = config.group_size or world.local_size
         self.company = Company(config, line, door, Carried(self.module, self.optimizer), members=members)
         self.id = self.company.id
-        self.plan = Plan.of(config, world, len(self.task), self.id)
+        self.plan = Partition.of(config, world, len(self.task), self.id)
         self._samples_in_run = self.plan.chunks.place(self.plan.total)
         self.schedule = Schedule(
             config.optimizer,
@@ -85,7 +85,7 @@ class Trainer:
             total=self._samples_in_run,
         )
         self.checkpoints = Checkpoints(folder / "checkpoints", self.id, config.checkpoint.keep)
-        self.judge = Judge(self.task, world, self.checkpoints, self._write)
+        self.judge = Evaluator(self.task, world, self.checkpoints, self._write)
         self._slowness = config.slowness().get(self.id, 1.0)
         self._mark = self._skipped_in_a_row = 0
         self._loss = math.nan
@@ -195,7 +195,7 @@ class Trainer:
         living = self.company.term.membership
         self.world = replace(self.world, rank=living.position(self.id), size=living.size)
         self.judge.world = self.world
-        self.plan = Plan.of(self.config, self.world, len(self.task), self.id)
+        self.plan = Partition.of(self.config, self.world, len(self.task), self.id)
 
     @property
     def _leads(self) -> bool:

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import torch
 
+from roundelay.cluster.endpoint import TcpEndpoint, WorldEndpoint
+from roundelay.cluster.environment import World, gather_bytes
+from roundelay.cluster.rendezvous.client import RendezvousClient
+from roundelay.cluster.rendezvous.server import RendezvousServer, open_listener
+from roundelay.cluster.rendezvous.state import Address, RendezvousState
+from roundelay.elastic import run_of
 from roundelay.errors import LaunchError, RoundelayError
-from roundelay.launch import World, gather_bytes
-from roundelay.training import checkpoint, rundir
-from roundelay.training.company import run_of
+from roundelay.training import checkpoint, run_directory
 from roundelay.training.config import Config
-from roundelay.training.desk import Address, Desk
-from roundelay.training.door import SocketDoor, WorldDoor
-from roundelay.training.line import Rendezvous
 from roundelay.training.recipes import read_toml, resolve, task_of
-from roundelay.training.rendezvous import RendezvousServer, open_listener
 from roundelay.training.trainer import Trainer
 from roundelay.transport.security import Security
 
@@ -35,12 +35,12 @@ _ADDRESS_BYTES, _SECRET_BYTES = 64, 32
 
 def learn(folder: Path, place: int | None) -> bool:
     """As a learner that the supervisor has started; True if the run was finished."""
-    config = resolve(read_toml(folder / rundir.CONFIG))
+    config = resolve(read_toml(folder / run_directory.CONFIG))
     security = Security.from_environment()
     assert security is not None
     task = task_of(config)  # before others count on this learner
     number, local_size = os.environ.get(NUMBER), int(os.environ["LOCAL_WORLD_SIZE"])
-    with Rendezvous(parsed_address(os.environ[ADDRESS]), security) as line:
+    with RendezvousClient(parsed_address(os.environ[ADDRESS]), security) as line:
         store = line.ask_for_info().get("store")
         if config.collective and store is None:
             raise LaunchError(
@@ -48,7 +48,7 @@ def learn(folder: Path, place: int | None) -> bool:
                 "that: start it with --open-collectives in a network you trust, or use adpsgd"
             )
         host = os.environ.get(HOST, LOOPBACK)
-        door = SocketDoor(host, security, local_size, store if config.collective else None)
+        door = TcpEndpoint(host, security, local_size, store if config.collective else None)
         living = line.register(run_of(config), door.open(), None if number is None else int(number)).membership
         assert line.id is not None
         here = living.size if host == LOOPBACK else min(local_size, living.size)
@@ -67,11 +67,11 @@ def join(config: Config, folder: Path, world: World, place: int | None) -> bool:
     mine = f"{host}:{listener.getsockname()[1]}".encode() if listener else b""
     address = gather_bytes(mine, _ADDRESS_BYTES)[0].rstrip(b"\0").decode()
     if listener:
-        RendezvousServer(listener, security, Desk(time.monotonic))
+        RendezvousServer(listener, security, RendezvousState(time.monotonic))
     resumed = None if place is None else checkpoint.at(folder / "checkpoints", place)
-    with Rendezvous(parsed_address(address), security) as line:
+    with RendezvousClient(parsed_address(address), security) as line:
         line.register(run_of(config, world.local_size), ("", 0), world.rank)
-        trainer = Trainer(config, folder, task_of(config), world, line=line, door=WorldDoor(world), elastic=False)
+        trainer = Trainer(config, folder, task_of(config), world, line=line, door=WorldEndpoint(world), elastic=False)
         return trainer.run(resumed)
 
 

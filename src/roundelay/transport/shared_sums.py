@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from roundelay.errors import PeerLostError
-from roundelay.membership.pulse import BEAT_S
 from roundelay.transport.base import LEFT, Collectives
 from roundelay.transport.bells import BELL_BYTES, Bell, available
-from roundelay.transport.shared import Location, PeerMemory, SharedMemory
+from roundelay.transport.heartbeats import BEAT_S
+from roundelay.transport.shared_memory import Location, PeerMemory, SharedMemory
 
 SMALLEST_BYTES = 2**16  # of what is summed here: fewer numbers are as fast in the engine, and need no group to form
 PIECE = 2**16  # numbers that are summed at a time: they stay in the cache until all have been added

@@ -1,0 +1,162 @@
+"""From the environment to a world: torchrun's variables, an initialised process group, or one process alone."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from roundelay.errors import LaunchError
+from roundelay.transport.base import Transport
+from roundelay.transport.collectives import NEVER, ProcessGroupCollectives
+from roundelay.transport.handshake import this_host
+from roundelay.transport.security import Security
+from roundelay.transport.solo import SoloTransport
+from roundelay.transport.tcp import TcpTransport
+
+_ADDRESS_BYTES = 64
+_SECRET_BYTES = 32
+_HOST_BYTES = 16
+_ELSEWHERE = "192.0.2.1"  # of a network that is kept for examples: whatever way packets take by default
+_STORE_PATIENCE = datetime.timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class World:
+    """The learners of this run as this process sees them.
+
+    Attributes:
+        rank: this learner, 0 .. size-1.
+        size: how many there are.
+        local_rank: this learner among those of its machine.
+        local_size: how many run on this machine; the natural size of a super-learner.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @property
+    def device(self) -> torch.device:
+        """This learner's GPU, or the CPU."""
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+        return torch.device("cpu")
+
+    def transport(self, *, share_memory: bool = True) -> Transport:
+        """Connect to all peers. A collective: every learner calls it equally often.
+
+        Args:
+            share_memory: let learners of one machine exchange through shared memory rather than sockets.
+        """
+        if self.size == 1:
+            return SoloTransport()
+        one_machine = len(set(gather_bytes(this_host(), _HOST_BYTES))) == 1
+        host = "127.0.0.1" if one_machine else _address_towards(os.environ.get("MASTER_ADDR", _ELSEWHERE))
+        listener = socket.create_server((host, 0), backlog=self.size + 16)
+        drawn = gather_bytes(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
+        mine = f"{host}:{listener.getsockname()[1]}".encode()
+        texts = [text.rstrip(b"\0").decode() for text in gather_bytes(mine, _ADDRESS_BYTES)]
+        transport = TcpTransport(
+            self.rank,
+            self.size,
+            listener,
+            Security.from_environment() or Security(drawn),
+            ProcessGroupCollectives(lambda members: transport.hopeless(members)),  # noqa: PLW0108  # made below
+            share_memory=share_memory,
+            local_size=self.local_size,
+        )
+        places = [text.rsplit(":", 1) for text in texts]
+        transport.connect({peer: (host, int(port)) for peer, (host, port) in enumerate(places) if peer != self.rank})
+        return transport
+
+
+def init() -> World:
+    """Join the run that the environment describes.
+
+    Under torchrun (or anything that sets RANK and WORLD_SIZE) the process group is initialised, unless the user has
+    done that already. Without either this is a world of one.
+
+    Raises LaunchError if the environment is contradictory.
+
+    >>> init()
+    World(rank=0, size=1, local_rank=0, local_size=1)
+    """
+    if not dist.is_initialized():
+        if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+            return World(0, 1, 0, 1)
+        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if missing:
+            raise LaunchError(
+                f"the environment has no {', '.join(missing)}; start with torchrun, or unset RANK and WORLD_SIZE"
+            )
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=NEVER)
+    if "cpu:" not in dist.get_backend_config():
+        raise LaunchError(
+            f"the process group has no backend for CPU tensors, only {dist.get_backend_config()}; initialise it with "
+            "'cpu:gloo,cuda:nccl', or leave that to roundelay.init()"
+        )
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if "LOCAL_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
+        return World(rank, size, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+    hosts = gather_bytes(this_host(), _HOST_BYTES)
+    return World(rank, size, local_rank=hosts[:rank].count(hosts[rank]), local_size=hosts.count(hosts[rank]))
+
+
+def adopt_slurm() -> None:
+    """Under `srun` without torchrun, say in torchrun's variables what Slurm says in its own."""
+    if "RANK" in os.environ or "SLURM_PROCID" not in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) < 2:
+        return
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = os.environ["SLURM_PROCID"], os.environ["SLURM_NTASKS"]
+    if "SLURM_LOCALID" in os.environ and "SLURM_NTASKS_PER_NODE" in os.environ:
+        os.environ["LOCAL_RANK"] = os.environ["SLURM_LOCALID"]
+        os.environ["LOCAL_WORLD_SIZE"] = os.environ["SLURM_NTASKS_PER_NODE"]
+
+
+def host_store(host: str) -> tuple[object, tuple[str, int]]:
+    """A store in this process, through which groups of collectives form, and where it is.
+
+    Keep the first for as long as they do. A store in learner 0 would die with it. It knows no secret.
+    """
+    listener = socket.create_server((host, 0))  # by itself a store would listen on all interfaces
+    port = listener.getsockname()[1]
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    return store, (host, port)
+
+
+def joined_store(address: tuple[str, int]) -> object:
+    """The store at `address`."""
+    host, port = address
+    return dist.TCPStore(host, port, is_master=False, timeout=_STORE_PATIENCE)  # type: ignore[attr-defined]
+
+
+def gather_bytes(mine: bytes, width: int) -> list[bytes]:
+    """Everyone's bytes, padded to `width`, in order of rank; tensors, because objects would be unpickled."""
+    padded = torch.tensor(list(mine.ljust(width, b"\0")), dtype=torch.uint8)
+    gathered: list[Tensor] = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, padded)
+    return [bytes(row.tolist()) for row in gathered]
+
+
+def _address_towards(host: str) -> str:
+    """This machine's address on the way to `host`; no packet is sent.
+
+    On `host` itself that may be a loopback address (Debian's 127.0.1.1), which is of no use to others: then towards elsewhere.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        address = str(probe.getsockname()[0])
+    if address.startswith("127.") and host != _ELSEWHERE:
+        with contextlib.suppress(OSError):  # there is no network: then all learners are here
+            return _address_towards(_ELSEWHERE)
+    return address

@@ -1,0 +1,1 @@
+"""The rendezvous: `state` decides, `server` serves it over TCP, `client` is a learner's connection to it."""

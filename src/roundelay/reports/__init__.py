@@ -1,0 +1,1 @@
+"""What people look at: pages about runs, and plots."""

@@ -1,0 +1,22 @@
+"""One page about one run or several: figures, charts, topology, configuration, machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from roundelay.errors import UsageError
+from roundelay.reports.pages.page import Page
+from roundelay.reports.pages.runs import read_runs
+
+
+def write_report(runs: Sequence[Path], out: Path) -> None:
+    """Write a self-contained HTML page about the runs in these folders.
+
+    Raises UsageError if a folder holds no run or the page cannot be written, MissingExtraError without the 'plots' extra.
+    """
+    page = Page(read_runs(runs)).html()
+    try:
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write '{out}': {error.strerror}") from error

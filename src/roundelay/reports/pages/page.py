@@ -1,0 +1,156 @@
+"""The page: sections in reading order, style, script and data, in one file that asks no server for anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from roundelay import __version__
+from roundelay.errors import MissingExtraError
+from roundelay.reports.pages import curves, panels, tables
+from roundelay.reports.pages.charts import Chart, as_script
+from roundelay.reports.pages.markup import Html, join, tag
+from roundelay.reports.pages.pictures import topologies
+from roundelay.reports.pages.runs import Run
+
+HERE = Path(__file__).parent
+
+
+class Page:
+    """Collects charts while sections are written, so that the script finds its data by number."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
+        self._charts: list[Chart] = []
+
+    def html(self) -> str:
+        """The whole document."""
+        sections = {name: content for name, content in self._sections() if content}
+        title = f"{self._runs[0].name}" if len(self._runs) == 1 else f"{len(self._runs)} runs"
+        body = [
+            tag("header", tag("p", "Roundelay report", class_="kind"), tag("h1", title), self._lede()),
+            self._toolbar(list(sections)),
+            tag(
+                "main",
+                *(tag("section", tag("h2", name), content, id=name.lower()) for name, content in sections.items()),
+            ),
+            tag("footer", f"Made by roundelay {__version__}. This file needs no network."),
+            tag("script", Html(as_script(self._data())), type="application/json", id="report"),
+            tag("script", Html(plotly())),
+            tag("script", Html(HERE.joinpath("page.js").read_text())),
+        ]
+        head = [
+            tag("meta", charset="utf-8"),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", name="color-scheme", content="light dark"),
+            tag("title", f"{title} · Roundelay"),
+            Html('<link rel="icon" href="data:,">'),
+            tag("style", Html(HERE.joinpath("page.css").read_text())),
+        ]
+        return f"<!doctype html>\n{tag('html', tag('head', *head), tag('body', *body), lang='en')}\n"
+
+    def _sections(self) -> Iterator[tuple[str, Html]]:
+        runs = self._runs
+        yield "Results", tables.results(runs)
+        yield "Learning", self._figures(curves.learning(runs)) or tag("p", "No figures yet.", class_="note")
+        yield "Speed", join([self._figures(curves.speed(runs)) if len(runs) > 1 else "", *self._learners()])
+        yield "Agreement", self._figures(curves.agreement(runs))
+        yield "Events", tables.events(runs) if any(run.events for run in runs) else Html("")
+        yield "Topology", topologies(runs)
+        yield "Configuration", self._compared("config", brief=True)
+        yield "Machine", self._compared("machine", brief=False)
+
+    def _lede(self) -> Html:
+        if len(self._runs) > 1:
+            return Html("")
+        run = self._runs[0]
+        size = f"{run.size} learners" if run.size != 1 else "one learner"
+        words = [str(run.config.get("task", "")).partition(":")[2], str(run.config.get("strategy", "")), size]
+        return tag("p", ", ".join(filter(None, words)) + ": " + tables.state(run), class_="lede")
+
+    def _toolbar(self, sections: Sequence[str]) -> Html:
+        links = tag("nav", *(tag("a", name, href=f"#{name.lower()}") for name in sections), aria_label="sections")
+        choices = [
+            tag(
+                "label",
+                tag("input", type="radio", name="axis", value=value, checked=value == "time"),
+                tag("span", value),
+            )
+            for value in ("time", "samples")
+        ]
+        axis = tag("fieldset", tag("legend", "against"), *choices, class_="axis")
+        shown = [
+            tag(
+                "label",
+                tag("input", type="checkbox", value=index, checked=True),
+                tables.swatch(index),
+                tag("span", run.name),
+            )
+            for index, run in enumerate(self._runs)
+        ]
+        several = tag("div", *shown, class_="runs", role="group", aria_label="runs shown") if len(shown) > 1 else ""
+        return tag("div", tag("div", links, axis, class_="row"), several, class_="toolbar")
+
+    def _learners(self) -> Iterator[Html]:
+        top = panels.fastest(self._runs)
+        for index, run in enumerate(self._runs):
+            if not run.learners:
+                continue
+            title = tag("h3", tables.swatch(index), run.name) if len(self._runs) > 1 else ""
+            listed = tag("details", tag("summary", "every learner in figures"), tables.learners(run))
+            yield tag(
+                "div", title, self._figures(panels.learners(run, index, top)), listed, class_="run", data_run=index
+            )
+
+    def _figures(self, shown: Sequence[Chart]) -> Html:
+        return tag("div", *map(self._figure, shown), class_="charts") if shown else Html("")
+
+    def _figure(self, chart: Chart) -> Html:
+        self._charts.append(chart)
+        keys = [
+            tag("span", tag("i", class_="swatch", style=f"--colour: var(--{colour})"), label)
+            for colour, label in chart.legend
+        ]
+        number = len(self._charts) - 1
+        return tag(
+            "figure",
+            tag("figcaption", tag("b", chart.title), tag("span", chart.note, class_="note")),
+            tag("label", tag("input", type="checkbox", value=number), tag("span", "log"), class_="log")
+            if chart.logarithmic
+            else "",
+            tag("div", *keys, class_="legend") if keys else "",
+            tag("div", class_="plot", data_chart=number, role="img", aria_label=f"{chart.title}. {chart.note}"),
+            class_=f"chart {chart.kind}",
+        )
+
+    def _compared(self, what: str, *, brief: bool) -> Html:
+        found = [getattr(run, what) for run in self._runs]
+        if not any(found):
+            return tag("p", f"Not recorded: there is no {what} file in the run.", class_="note")
+        table = tables.comparison(found, [run.name for run in self._runs])
+        if 'class="differs"' not in table:
+            return table
+        only = tag(
+            "label", tag("input", type="checkbox", checked=brief), tag("span", "only what differs"), class_="only"
+        )
+        return tag("div", only, table, class_="differences")
+
+    def _data(self) -> dict[str, object]:
+        longest = max((run.elapsed_s for run in self._runs if not math.isnan(run.elapsed_s)), default=0.0)
+        unit, seconds = ("h", 3600) if longest > 3 * 3600 else ("min", 60) if longest > 3 * 60 else ("s", 1)
+        return {
+            "unit": unit,
+            "seconds": seconds,
+            "marks": curves.marks(self._runs),
+            "charts": [chart.data() for chart in self._charts],
+        }
+
+
+def plotly() -> str:
+    """The drawing library, to stand inside the page."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise MissingExtraError("a report", "plots") from error
+    return str(get_plotlyjs())

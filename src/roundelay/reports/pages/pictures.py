@@ -1,0 +1,56 @@
+"""The topologies of runs, drawn."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from roundelay.errors import RoundelayError
+from roundelay.reports.pages.markup import Html, join, tag
+from roundelay.reports.pages.runs import Run
+from roundelay.topology import named
+
+ON_A_TOPOLOGY = ("adpsgd", "dpsgd")
+
+
+def topologies(runs: Sequence[Run]) -> Html:
+    """Every topology once, with the runs that are on it."""
+    shown: dict[str, list[str]] = {}
+    for run in runs:
+        shown.setdefault(_drawn(run), []).append(run.name)
+    several = len(runs) > 1
+    return join(
+        tag("figure", Html(picture), tag("figcaption", ", ".join(names)) if several else "", class_="topology")
+        for picture, names in shown.items()
+    )
+
+
+def _drawn(run: Run) -> Html:
+    strategy, topology = run.config.get("strategy"), str(run.config.get("topology"))
+    if strategy is None:
+        return tag("p", "The run has left no configuration, so its topology is not known.")
+    if strategy not in ON_A_TOPOLOGY:
+        return tag("p", f"No topology: with {strategy} all learners average with all others.")
+    try:
+        group_size, seed = int(run.config.get("group_size", 1)), int(run.config.get("seed", 0))
+        if group_size < 1:  # how many machines there were is not recorded
+            return tag("p", f"{topology}, whose members are machines: the learners of one are a super-learner.")
+        drawing = _drawing(topology, (run.size or 1) // group_size, seed)
+    except (RoundelayError, TypeError, ValueError) as error:  # a topology from elsewhere, or too large to be drawn
+        return tag("p", f"Not drawn: {error}")
+    note = tag("p", f"Each is a super-learner of {group_size} learners.", class_="note") if group_size > 1 else ""
+    return join([drawing, note])
+
+
+@functools.cache
+def _drawing(topology: str, size: int, seed: int) -> Html:
+    from roundelay.reports.plots.topology import draw_topology
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "topology.svg")
+        draw_topology(named(topology, size, seed), path)
+        content = base64.b64encode(path.read_bytes()).decode()
+    return tag("img", src=f"data:image/svg+xml;base64,{content}", alt=f"{topology} of {size}")

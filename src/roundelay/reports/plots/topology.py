@@ -1,0 +1,132 @@
+"""Pictures of topologies: the graph itself, and spectral gaps against the number of learners."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+
+from roundelay.errors import TopologyError
+from roundelay.reports.plots.figures import picture
+from roundelay.topology import TOPOLOGIES, Mixing, named, spectral_gap
+from roundelay.topology.cayley import CayleyMixing
+
+MOST_DRAWN = 256
+MOST_LABELLED = 32
+ROUNDS_DRAWN = 4
+STUB = 0.42  # how far an edge that wraps around is drawn, in distances between neighbours
+
+Place = tuple[float, float]
+
+# Colours that differ also for the colour-blind (Paul Tol's muted set and black), each with a marker of its own.
+_LOOK = {
+    "ring": ("#cc6677", "o"),
+    "random-ring": ("#332288", "s"),
+    "complete": ("#000000", "o"),
+    "star": ("#ddcc77", "*"),
+    "torus": ("#117733", "P"),
+    "hypercube": ("#88ccee", "v"),
+    "exponential": ("#882255", "^"),
+    "one-peer-exponential": ("#44aa99", "D"),
+    "odd-even-ring": ("#999933", "X"),
+    "random-matching": ("#aa4499", "h"),
+    "base-graph": ("#ee7733", "s"),
+}
+
+
+def draw_topology(mixing: Mixing, path: Path) -> None:
+    """Draw the graph; of a changing topology its first rounds side by side. Learners keep their places."""
+    if mixing.size > MOST_DRAWN:
+        raise TopologyError(f"a drawing shows at most {MOST_DRAWN} learners, got {mixing.size}; draw a smaller one")
+    rounds = ROUNDS_DRAWN if mixing.period is None else min(mixing.period, 2 * ROUNDS_DRAWN)
+    rows = math.ceil(rounds / ROUNDS_DRAWN)
+    columns = math.ceil(rounds / rows)
+    places = _places(mixing)
+    with picture(path, rows, columns, size=(3.4 * columns + 0.4, 3.7 * rows)) as (figure, axes):
+        for round, ax in enumerate(axes):
+            ax.set_axis_off()
+            if round < rounds:
+                _draw_round(mixing, round, places, ax)
+        figure.suptitle(f"{mixing.name}, {mixing.size} learners")
+
+
+def _places(mixing: Mixing) -> dict[int, Place]:
+    if _columns(mixing):
+        return {rank: (float(rank % _columns(mixing)), -float(rank // _columns(mixing))) for rank in range(mixing.size)}
+    around = range(1, mixing.size) if mixing.name == "star" else range(mixing.size)
+    angles = {rank: math.pi / 2 - 2 * math.pi * turn / len(around) for turn, rank in enumerate(around)}
+    circle = {rank: (math.cos(angle), math.sin(angle)) for rank, angle in angles.items()}
+    return {0: (0.0, 0.0)} | circle
+
+
+def _columns(mixing: Mixing) -> int:
+    """Of a torus that is drawn as a grid; 0 for what is drawn as a circle."""
+    if mixing.name == "torus" and isinstance(mixing, CayleyMixing) and mixing.shape[0] > 1:
+        return mixing.shape[1]
+    return 0
+
+
+def _draw_round(mixing: Mixing, round: int, places: dict[int, Place], ax: Any) -> None:  # noqa: ANN401
+    edges = {(i, j) for i in range(mixing.size) for j in mixing.neighbours(i, round) if i < j}
+    wrapped = {(i, j) for i, j in edges if _columns(mixing) and math.dist(places[i], places[j]) > 1}
+    graph = nx.Graph(edges - wrapped)
+    graph.add_nodes_from(range(mixing.size))
+    small = mixing.size <= MOST_LABELLED
+    width, colour = 1.6 if small else 0.7, "#4477aa"
+    nx.draw_networkx_edges(graph, places, ax=ax, edge_color=colour, width=width)
+    for i, j in wrapped:
+        for end, other in ((places[i], places[j]), (places[j], places[i])):
+            away = [STUB * (a - b) / math.dist(end, other) for a, b in zip(end, other, strict=True)]
+            ax.plot([end[0], end[0] + away[0]], [end[1], end[1] + away[1]], ":", color=colour, lw=width, zorder=0)
+    nodes = nx.draw_networkx_nodes(graph, places, ax=ax, node_color="#eeeeee", node_size=240 if small else 18)
+    nodes.set(edgecolor="#333333", zorder=2)
+    if small:
+        nx.draw_networkx_labels(graph, places, ax=ax, font_size=8)
+    ax.set_aspect("equal")
+    if mixing.period != 1:
+        ax.set_title(f"round {round}")
+    elif wrapped:
+        ax.set_title("dotted edges wrap around", fontsize=8)
+
+
+def plot_gaps(most: int, path: Path, *, seed: int = 0, degree: int = 1) -> None:
+    """Spectral gap against the number of learners up to `most`, every topology, both axes logarithmic."""
+    curves = {name: _gaps(name, _sizes(most), seed, degree) for name in TOPOLOGIES}
+    ranked = sorted((name for name in curves if curves[name]), key=lambda name: -list(curves[name].values())[-1])
+    with picture(path, size=(8.6, 5.2)) as (_, (ax,)):
+        for place, name in enumerate(ranked):
+            colour, marker = _LOOK[name]
+            # Curves that coincide (all that are exact have gap 1) show through: the later, the smaller and thinner.
+            ax.plot(
+                list(curves[name]),
+                list(curves[name].values()),
+                label=name,
+                color=colour,
+                marker=marker,
+                markerfacecolor="none" if place < len(ranked) / 2 else colour,
+                markersize=max(11 - 1.8 * place, 5),
+                linewidth=max(3.2 - 0.6 * place, 1.4),
+            )
+        ax.set(xscale="log", yscale="log", xlabel="learners n", ylabel="spectral gap per round")
+        ax.set_xticks(_sizes(most), [str(size) for size in _sizes(most)])
+        ax.minorticks_off()
+        ax.set_title("The fixed ring's gap falls as 1/n²; permuting the ring each round keeps it")
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _gaps(name: str, sizes: list[int], seed: int, degree: int) -> dict[int, float]:
+    """The gap at every size that this topology can have."""
+    gaps = {}
+    for size in sizes:
+        try:
+            gaps[size] = spectral_gap(named(name, size, seed, degree))
+        except TopologyError:
+            continue
+    return gaps
+
+
+def _sizes(most: int) -> list[int]:
+    """Powers of two, where every topology has points, and `most` itself."""
+    return sorted({most, *(1 << bit for bit in range(2, most.bit_length()))} - {0})

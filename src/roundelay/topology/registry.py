@@ -1,0 +1,106 @@
+"""Topologies by name, by file or by `module:function`, for any number of learners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from roundelay import plugins
+from roundelay.errors import TopologyError, unknown
+from roundelay.topology import graphs
+from roundelay.topology.base_graph import base_graph
+from roundelay.topology.files import READERS, mixing_from_file
+from roundelay.topology.mixing import Mixing
+
+Family = Callable[[int], Mixing]
+"""A topology for any number of learners: size -> Mixing. It may raise TopologyError for a size that it cannot have."""
+
+TOPOLOGIES: dict[str, Callable[[int, int, int], Mixing]] = {
+    "ring": lambda size, seed, degree: graphs.ring(size),
+    "random-ring": lambda size, seed, degree: graphs.random_ring(size, seed),
+    "complete": lambda size, seed, degree: graphs.complete(size),
+    "star": lambda size, seed, degree: graphs.star(size),
+    "torus": lambda size, seed, degree: graphs.torus(size),
+    "hypercube": lambda size, seed, degree: graphs.hypercube(size),
+    "exponential": lambda size, seed, degree: graphs.exponential(size),
+    "one-peer-exponential": lambda size, seed, degree: graphs.one_peer_exponential(size),
+    "odd-even-ring": lambda size, seed, degree: graphs.odd_even_ring(size),
+    "random-matching": lambda size, seed, degree: graphs.random_matching(size, seed),
+    "base-graph": lambda size, seed, degree: base_graph(size, degree),
+}
+
+
+def family(topology: str | Mixing | Family, *, seed: int = 0, degree: int = 1) -> Family:
+    """A topology for any number of learners.
+
+    Args:
+        topology: a name of `TOPOLOGIES`; a graph or matrix file; `module:function`, where function(size) is a Mixing;
+            such a function itself; or one Mixing, which fits its own size only.
+        seed: of the random ones.
+        degree: of base-graph.
+
+    Raises TopologyError for an unknown name or a file that cannot be read.
+
+    >>> family("random-ring", seed=3)(8), family(graphs.ring)(5)
+    (random-ring(8), ring(5))
+    """
+    if isinstance(topology, Mixing):
+        return _of_one_size(topology)
+    if callable(topology):
+        return topology
+    if Path(topology).suffix in READERS:
+        return _of_one_size(mixing_from_file(Path(topology)))
+    if plugins.is_path(topology):
+        return _from_plugin(topology)
+    if topology not in TOPOLOGIES:
+        raise TopologyError(
+            unknown("topology", topology, TOPOLOGIES) + f"; or a file ({', '.join(READERS)}), or module:function"
+        )
+    return lambda size: TOPOLOGIES[topology](size, seed, degree)
+
+
+def named(topology: str, size: int, seed: int = 0, degree: int = 1) -> Mixing:
+    """The mixing of `size` learners on the topology called so; see `family`.
+
+    >>> named("random-ring", 8, seed=3)
+    random-ring(8)
+    """
+    return family(topology, seed=seed, degree=degree)(size)
+
+
+def every(size: int, seed: int = 0, degree: int = 1) -> tuple[list[Mixing], dict[str, str]]:
+    """All built-in topologies that `size` learners can have, and why the others cannot."""
+    possible, refused = [], {}
+    for name in TOPOLOGIES:
+        try:
+            possible.append(named(name, size, seed, degree))
+        except TopologyError as error:
+            refused[name] = str(error)
+    return possible, refused
+
+
+def _of_one_size(mixing: Mixing) -> Family:
+    def fitting(size: int) -> Mixing:
+        if size != mixing.size:
+            raise TopologyError(
+                f"{mixing!r} is for {mixing.size} learners, but {size} are here; use a topology that fits any number, "
+                "such as random-ring"
+            )
+        return mixing
+
+    return fitting
+
+
+def _from_plugin(path: str) -> Family:
+    function = plugins.load(path, "topology", TopologyError)
+    if not callable(function):
+        raise TopologyError(f"the topology '{path}' must be a function from a number of learners to a Mixing")
+
+    def built(size: int) -> Mixing:
+        mixing = cast(Family, function)(size)
+        if not isinstance(mixing, Mixing) or mixing.size != size:
+            raise TopologyError(f"the topology '{path}' must return a Mixing of {size} learners, got {mixing!r}")
+        return mixing
+
+    return built

@@ -1,0 +1,227 @@
+"""Collectives on torch.distributed: Gloo between CPUs, NCCL between GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import threading
+import time
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import _get_default_store
+
+from roundelay.transport.base import Collectives
+from roundelay.transport.heartbeats import SILENCE_S
+
+# Peers are given up by their heartbeats, never because a step takes long, so the engine's own time-out must not come first.
+NEVER = datetime.timedelta(days=365)
+FORMING = datetime.timedelta(minutes=10)
+LOOK = datetime.timedelta(seconds=0.5)  # how soon a waiting learner notices what the watch says
+POLL_S = 0.0005
+ARRIVAL_POLL_S = 0.005
+Hopeless = Callable[[tuple[int, ...]], bool]
+
+
+class WorkFuture(Future[None]):
+    """A collective under way, which the watch may fail from outside.
+
+    It waits in the engine, without a thread or a callback of ours: a callback that fires while Python shuts down, as peers
+    of a broken run close their connections, would end the process with SIGABRT.
+    """
+
+    def __init__(self, work: dist.Work, *, polled: bool = False) -> None:
+        super().__init__()
+        self._work, self._polled = work, polled  # NCCL takes a wait that gives up for the end of the group
+
+    def done(self) -> bool:
+        """Whether it has ended, or was failed by the watch."""
+        return super().done() or self._work.is_completed()
+
+    def result(self, timeout: float | None = None) -> None:
+        """Wait until it ends or the watch fails it; `timeout` is the watch's business."""
+        while not super().done():
+            ended = self._work.is_completed()  # looked at before, for it may end just after a wait has given up
+            if self._polled and not ended:
+                time.sleep(POLL_S)
+                continue
+            try:
+                self._work.wait(LOOK)
+            except RuntimeError as error:
+                if ended:
+                    self._failed(error)
+            else:
+                self._settle(None)
+        return super().result()
+
+    def _failed(self, error: RuntimeError) -> None:
+        """The engine knows that a connection broke but not whose; the watch will say so in a moment."""
+        try:
+            super().result(timeout=SILENCE_S)
+        except TimeoutError:
+            self._settle(error)
+        except Exception:
+            return
+
+    def _settle(self, error: BaseException | None) -> None:
+        with contextlib.suppress(InvalidStateError):
+            self.set_exception(error) if error else self.set_result(None)
+
+
+class _GroupCollectives(Collectives):
+    """Remembers what is under way, so that nothing waits for a frozen peer when the process ends.
+
+    Args:
+        hopeless: whether one of these members is known to be lost, so that a group of them will never form.
+    """
+
+    def __init__(self, hopeless: Hopeless) -> None:
+        self._hopeless = hopeless
+        self._under_way: weakref.WeakSet[WorkFuture] = weakref.WeakSet()
+
+    @abstractmethod
+    def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401  # of any engine
+        """The group of these members that can work on these values."""
+
+    @abstractmethod
+    def _held(self) -> list[Any]:
+        """The groups that this process has."""
+
+    def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
+        """Sum over members."""
+        options = dist.AllreduceOptions()
+        options.timeout = NEVER
+        return self._future(self._group(values, members).allreduce([values], options), values)
+
+    def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
+        """Source's values for every member."""
+        options = dist.BroadcastOptions()
+        options.timeout, options.rootRank = NEVER, members.index(source)
+        return self._future(self._group(values, members).broadcast([values], options), values)
+
+    def _future(self, work: dist.Work, values: Tensor) -> Future[None]:
+        future = WorkFuture(work, polled=values.is_cuda)
+        self._under_way.add(future)
+        return future
+
+    def _formed(self, members: tuple[int, ...], rank: int, store: Any, form: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """What `form` makes once all members have come, in a thread of its own: engines wait, and know nothing of the watch.
+
+        Such a wait cannot be ended, and aborts Python if it ends while that shuts down. So members wait for each other at the
+        store first, where they can be given up, and the engine for nobody, unless one dies in that very moment.
+        Raises ConnectionError if a member is lost before that.
+        """
+        self._meet_at(store, members, rank)
+        formed: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                formed.set_result(form())
+            except BaseException as error:
+                formed.set_exception(error)
+
+        threading.Thread(target=work, name="roundelay-form", daemon=True).start()
+        while not formed.done():
+            with contextlib.suppress(TimeoutError):
+                formed.exception(timeout=LOOK.total_seconds())
+            if self._hopeless(members):
+                raise ConnectionError("a member of the group was lost while it was being formed")
+        return formed.result()
+
+    def _meet_at(self, store: Any, members: tuple[int, ...], rank: int) -> None:  # noqa: ANN401
+        """Wait until all members have come to form a group. Raises ConnectionError if one is lost, or the store is."""
+        try:
+            store.set(f"{members}/{rank}", b"here")
+            while not store.check([f"{members}/{member}" for member in members]):
+                if self._hopeless(members):
+                    raise ConnectionError("a member of the group was lost while it was being formed")
+                time.sleep(ARRIVAL_POLL_S)
+        except RuntimeError as error:  # as torch calls it
+            raise ConnectionError(f"the store at which groups form cannot be reached ({error})") from error
+
+    def close(self) -> None:
+        """The groups go with the process; but one with work that a frozen peer will never finish must not be waited for."""
+        if all(future._work.is_completed() for future in self._under_way):
+            return
+        # Their destructors join the engine's threads at exit, which would hang for ever: keep them alive instead.
+        for held in (*self._held(), *(future._work for future in self._under_way)):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+
+
+class ProcessGroupCollectives(_GroupCollectives):
+    """Sums and broadcasts in the world of `dist.init_process_group`; one group per set of members, made when first used."""
+
+    _groups: ClassVar[dict[tuple[int, ...], dist.ProcessGroup]] = {}  # torch keeps groups as long as the process lives
+
+    def _group(self, values: Tensor, members: tuple[int, ...]) -> dist.ProcessGroup:
+        if len(members) == dist.get_world_size():
+            assert dist.group.WORLD is not None
+            return dist.group.WORLD
+        if members not in self._groups:
+            store = dist.PrefixStore("roundelay", _get_default_store())  # type: ignore[attr-defined]
+            self._groups[members] = self._formed(
+                members,
+                dist.get_rank(),
+                store,
+                lambda: dist.new_group(list(members), timeout=NEVER, use_local_synchronization=True),
+            )
+        return self._groups[members]
+
+    def _held(self) -> list[Any]:
+        return [dist.group.WORLD, *self._groups.values()]
+
+
+class StoreCollectives(_GroupCollectives):
+    """Sums and broadcasts among learners that found each other at a rendezvous, without a world that is fixed for ever.
+
+    Args:
+        store: through which the members of a group find each other.
+        rank: this learner.
+        generation: of the membership; groups of another one have nothing to do with these.
+        host: the interface that Gloo listens on; by itself it takes the one of the machine's name.
+        hopeless: whether one of these members is known to be lost.
+    """
+
+    def __init__(
+        self,
+        store: Any,  # noqa: ANN401
+        rank: int,
+        generation: int,
+        host: str,
+        hopeless: Hopeless,
+    ) -> None:
+        super().__init__(hopeless)
+        self._store, self._rank, self._generation, self._host = store, rank, generation, host
+        self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
+
+    def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401
+        key = ("nccl" if values.is_cuda else "gloo", members)
+        if key not in self._groups:
+            engine, place = key[0], members.index(self._rank)
+            store = dist.PrefixStore(  # type: ignore[attr-defined]
+                f"{self._generation}/{engine}/{members}", self._store
+            )
+            self._groups[key] = self._formed(
+                members, self._rank, store, lambda: self._form(engine, store, place, len(members))
+            )
+        return self._groups[key]
+
+    def _form(self, engine: str, store: Any, place: int, size: int) -> Any:  # noqa: ANN401
+        if engine == "nccl":
+            kind: Any = dist.ProcessGroupNCCL
+            options = kind.Options()
+        else:
+            kind = dist.ProcessGroupGloo
+            options = kind._Options()
+            options._devices = [kind.create_device(hostname=self._host)]
+        options._timeout = FORMING
+        return kind(store, place, size, options)
+
+    def _held(self) -> list[Any]:
+        return list(self._groups.values())

@@ -1,0 +1,155 @@
+"""The handshake with which every connection of a run begins: both ends prove that they know the run's secret."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from roundelay.errors import HandshakeError
+from roundelay.transport.framing import known
+from roundelay.transport.security import Security
+
+MAGIC = b"rndelay2"
+HANDSHAKE_S = 5.0
+SOCKET_BUFFER_BYTES = 4 * 2**20  # few wake-ups per model
+
+_NONCE_BYTES, _PROOF_BYTES = 16, 32
+_CALL = struct.Struct(f"!iiBi16s{_NONCE_BYTES}s")  # caller, whom it wants, purpose, process, host, nonce
+_ANSWER = struct.Struct("!ii16s")  # answerer, process, host
+
+
+class Purpose(IntEnum):
+    """What a connection is for."""
+
+    WATCH = 1  # heartbeats and goodbyes, both ways
+    LANE = 2  # calls and swaps, begun by the side that connected
+    RENDEZVOUS = 3  # a learner asks the rendezvous of its run
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Who is at the other end, and the keys of a Connection with it: of our messages, and of its."""
+
+    rank: int
+    purpose: Purpose
+    pid: int
+    host: bytes  # equal for processes that can map each other's memory
+    keys: tuple[bytes, bytes] = field(default=(b"", b""), repr=False, compare=False)
+
+
+def this_host() -> bytes:
+    """Equal for two processes if they run on one kernel and see each other's process ids."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            boot = file.read()
+        namespace = os.readlink("/proc/self/ns/pid").encode()
+    except OSError:
+        boot, namespace = secrets.token_bytes(16), b""
+    return hashlib.sha256(boot + namespace).digest()[:16]
+
+
+def tune(connection: socket.socket) -> None:
+    """Large buffers, no delay, truly blocking: a watcher that gives a peer up shuts the socket down to wake its threads."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.settimeout(None)
+
+
+def connect(address: tuple[str, int], mine: Hello, expected: int, security: Security) -> tuple[socket.socket, Hello]:
+    """Connect to learner `expected` and prove to each other that both know the secret.
+
+    Raises HandshakeError if the other end is somebody else, OSError (of which it is one) if there is none.
+    """
+    deadline = time.monotonic() + HANDSHAKE_S
+    connection = security.wrapped(socket.create_connection(address, timeout=HANDSHAKE_S), answering=False)
+    try:
+        security.encrypt(connection)
+        challenge = _receive(connection, len(MAGIC) + _NONCE_BYTES, deadline)
+        if challenge[: len(MAGIC)] != MAGIC:
+            raise HandshakeError(f"{address[0]}:{address[1]} is no learner of this version")
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        call = _CALL.pack(mine.rank, expected, mine.purpose, mine.pid, mine.host, nonce)
+        connection.sendall(call + _proof(security, b"caller", challenge + call))
+        answer = _receive(connection, _ANSWER.size + _PROOF_BYTES, deadline)
+        transcript = _checked(security, b"answerer", challenge + call, answer)
+        rank, pid, host = _ANSWER.unpack(answer[: _ANSWER.size])
+        if rank != expected:
+            raise HandshakeError(f"expected learner {expected} at {address[0]}:{address[1]}, found learner {rank}")
+    except BaseException:
+        connection.close()
+        raise
+    tune(connection)
+    return connection, Hello(rank, mine.purpose, pid, host, _keys(security, transcript))
+
+
+def accept(connection: socket.socket, rank: int, host: bytes, security: Security) -> tuple[socket.socket, Hello]:
+    """The other end of `connect`; use the socket that it returns. One that raises HandshakeError or OSError is closed."""
+    connection = security.wrapped(connection, answering=True)
+    try:
+        return connection, _accepted(connection, rank, host, security)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _accepted(connection: socket.socket, rank: int, host: bytes, security: Security) -> Hello:
+    deadline = time.monotonic() + HANDSHAKE_S
+    connection.settimeout(HANDSHAKE_S)
+    security.encrypt(connection)
+    challenge = MAGIC + secrets.token_bytes(_NONCE_BYTES)
+    connection.sendall(challenge)
+    message = _receive(connection, _CALL.size + _PROOF_BYTES, deadline)
+    transcript = _checked(security, b"caller", challenge, message)
+    caller, wanted, number, pid, their_host, _ = _CALL.unpack(message[: _CALL.size])
+    purpose = known(Purpose, number)
+    if wanted != rank:
+        raise HandshakeError(f"learner {caller} expected learner {wanted} here, which is learner {rank}")
+    # A container or another user may keep us out of the caller's memory; being like no other host, it sends by socket.
+    reachable = their_host == host and os.access(f"/proc/{pid}/fd", os.R_OK | os.X_OK)
+    answer = _ANSWER.pack(rank, os.getpid(), host if reachable else bytes(16))
+    connection.sendall(answer + _proof(security, b"answerer", transcript + answer))
+    tune(connection)
+    theirs, ours = _keys(security, transcript + answer)
+    return Hello(caller, purpose, pid, their_host, (ours, theirs))
+
+
+def _proof(security: Security, side: bytes, transcript: bytes) -> bytes:
+    """Of who knows the secret. All that was said before is part of it, so with fresh nonces no proof serves twice."""
+    return hmac.digest(security.key(b"proof of the " + side), transcript, "sha256")
+
+
+def _keys(security: Security, transcript: bytes) -> tuple[bytes, bytes]:
+    """For messages of the caller, and of the answerer, on this connection only."""
+    key = security.key(b"session")
+    caller, answerer = (hmac.digest(key, side + transcript, "sha256") for side in (b"caller", b"answerer"))
+    return caller, answerer
+
+
+def _checked(security: Security, side: bytes, before: bytes, message: bytes) -> bytes:
+    """All that was said up to and with this message, if its proof is right."""
+    said, proof = before + message[:-_PROOF_BYTES], message[-_PROOF_BYTES:]
+    if not hmac.compare_digest(proof, _proof(security, side, said)):
+        raise HandshakeError("the other end does not know this run's secret")
+    return said
+
+
+def _receive(connection: socket.socket, nbytes: int, deadline: float) -> bytes:
+    """Bytes of a handshake: one byte now and then does not keep us."""
+    data = b""
+    while len(data) < nbytes:
+        if (left := deadline - time.monotonic()) <= 0:
+            raise TimeoutError(f"the handshake was not over within {HANDSHAKE_S:g} s")
+        connection.settimeout(left)
+        piece = connection.recv(nbytes - len(data))
+        if not piece:
+            raise ConnectionError("the connection was closed")
+        data += piece
+    return data

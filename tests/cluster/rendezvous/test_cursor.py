@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from hypothesis import given, strategies as st
+
+from roundelay.cluster.rendezvous.cursor import Cursor
+
+
+@given(
+    total=st.integers(0, 40),
+    used=st.sets(st.integers(0, 45)),
+    order=st.lists(st.integers(0, 3), min_size=60, max_size=80),
+)
+def test_every_number_that_was_not_used_is_given_once(total, used, order):
+    cursor, asked = Cursor(total, used), [0] * 4
+    given_numbers = []
+    for group in order:
+        number = cursor.draw(group, asked[group])
+        if number is not None:
+            assert cursor.draw(group, asked[group]) == number  # whoever asks again hears the same
+            asked[group] += 1
+            given_numbers.append(number)
+    assert given_numbers == sorted(set(range(total)) - used)
+
+
+@given(total=st.integers(1, 30), events=st.lists(st.tuples(st.integers(0, 2), st.sampled_from("ddddx")), max_size=80))
+def test_whoever_is_lost_every_number_is_done_at_least_once_and_twice_only_if_it_was_under_way(total, events):
+    cursor, asked, done, lost = Cursor(total), [0] * 3, [], []
+
+    def draw(group):
+        number = cursor.draw(group, asked[group])
+        if number is not None:
+            cursor.done(group, asked[group])  # all but this one
+            asked[group] += 1
+            done.append(number)
+
+    for group, event in events:
+        if event == "d":
+            draw(group)
+        else:
+            lost += cursor.give_back(group)
+            asked[group] = 0
+    index = 0
+    while (number := cursor.draw(9, index)) is not None:  # somebody who joined late does the rest
+        done.append(number)
+        index += 1
+    assert set(done) == set(range(total))
+    assert sorted(done) == sorted([*range(total), *lost])
+
+
+def test_what_is_under_way_is_outstanding_until_it_is_done_or_given_back():
+    cursor = Cursor(2)
+    assert not cursor.outstanding
+    cursor.draw(0, 0)
+    cursor.draw(1, 0)
+    cursor.done(0, 1)
+    assert cursor.outstanding
+    assert cursor.give_back(1) == [1]
+    assert not cursor.outstanding

@@ -1,0 +1,48 @@
+import pytest
+import torch
+
+from roundelay.cluster import environment as launch
+from roundelay.cluster.environment import World, init
+from roundelay.errors import LaunchError
+from roundelay.transport.solo import SoloTransport
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_without_torchrun_this_is_a_world_of_one(environment):
+    world = init()
+    assert world == World(rank=0, size=1, local_rank=0, local_size=1)
+    assert isinstance(world.transport(), SoloTransport)
+
+
+@pytest.mark.parametrize(
+    "given", [{"RANK": "0"}, {"WORLD_SIZE": "4"}, {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}]
+)
+def test_half_an_environment_is_an_error_that_says_what_is_missing(environment, given):
+    for name, value in given.items():
+        environment.setenv(name, value)
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in given]
+    with pytest.raises(LaunchError, match=f"no {', '.join(missing)}; start with torchrun"):
+        init()
+
+
+def test_each_learner_has_its_own_gpu_where_there_are_some(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [World(rank, 4, rank, 4).device.index for rank in range(4)] == [0, 1, 0, 1]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert World(0, 1, 0, 1).device == torch.device("cpu")
+
+
+def test_a_loopback_address_is_told_to_others_only_where_there_is_no_other(monkeypatch):
+    monkeypatch.setattr(launch, "_ELSEWHERE", "127.0.0.1")
+    assert launch._address_towards("127.0.0.2") == "127.0.0.1"
+    monkeypatch.setattr(launch, "_ELSEWHERE", "255.255.255.255")  # no way there: a broadcast needs permission
+    assert launch._address_towards("127.0.0.2") == "127.0.0.1"

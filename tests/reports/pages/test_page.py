@@ -1,0 +1,238 @@
+"""The page of a report: whole, self-contained, with the run's own numbers, and safe whatever the files contain."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from html_pages import HtmlPage
+from synthetic_runs import MACHINE, SyntheticRun
+
+from roundelay.errors import MissingExtraError, UsageError
+from roundelay.reports.pages import page, write_report
+from roundelay.training.config import to_toml
+
+EVIL = """</script><script>alert(1)</script><img src=x onerror='alert("2")'>&amp;"""
+
+SECTIONS = ["Results", "Learning", "Speed", "Agreement", "Events", "Topology", "Configuration", "Machine"]
+CHARTS = ["loss", "accuracy", "learning rate", "throughput", "time of a step", "exchanges", "spread", "staleness"]
+
+
+@pytest.fixture(autouse=True)
+def without_plotly(monkeypatch):
+    """Five megabytes that no test here looks at; the browser's does."""
+    monkeypatch.setattr(page, "plotly", lambda: "/* plotly */")
+
+
+@pytest.fixture
+def report(tmp_path):
+    """The parsed page about some runs."""
+
+    def make(*folders) -> HtmlPage:
+        write_report(folders, tmp_path / "report.html")
+        return HtmlPage((tmp_path / "report.html").read_text())
+
+    return make
+
+
+def table_with(parsed: HtmlPage, head: str) -> list[dict[str, str]]:
+    """The rows of the first table that has such a column."""
+    rows = next(rows for rows in parsed.tables if head in rows[0])
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+
+
+def sides(rows: list[list[str]]) -> dict[str, list[str]]:
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_sections_stand_in_reading_order(report, tmp_path):
+    parsed = report(SyntheticRun(dies={1: 20.0}).write(tmp_path / "a"))
+    assert parsed.titles == SECTIONS
+    links = [said["href"] for tag, said in parsed.elements if tag == "a"]
+    ids = {said["id"] for tag, said in parsed.elements if tag == "section"}
+    assert links == [f"#{title.lower()}" for title in parsed.titles]
+    assert {link[1:] for link in links} == ids
+
+
+def test_the_results_are_the_numbers_of_the_run(report, tmp_path):
+    run = SyntheticRun()
+    expected = run.results()
+    parsed = report(run.write(tmp_path / "a"))
+    (row,) = table_with(parsed, "strategy")
+    assert row["run"] == "a"
+    assert row["strategy"] == "adpsgd"
+    assert row["state"] == "finished"
+    assert row["samples"] == f"{expected['samples']:,}"
+    shown = [float(said["data-value"]) for tag, said in parsed.elements if tag == "td" and "data-value" in said]
+    figures = [expected[split][name] for split in ("valid", "test") for name in ("loss", "accuracy")]
+    for value in [4, 40.0, expected["samples"], expected["samples"] / 40, *figures]:
+        assert value in shown
+    assert float(row["test loss"]) == pytest.approx(expected["test"]["loss"], rel=1e-3)
+
+
+def test_the_best_of_several_runs_is_marked_and_only_where_better_is_known(report, tmp_path):
+    better = SyntheticRun(figure="wer").write(tmp_path / "a")
+    worse = SyntheticRun("dpsgd", slow={0: 10.0}, figure="wer").write(tmp_path / "b")
+    (better / "results.json").write_text(json.dumps({"finished": True, "valid": {"loss": 1.0, "wer": 0.1, "odd": 3.0}}))
+    (worse / "results.json").write_text(json.dumps({"finished": True, "valid": {"loss": 2.0, "wer": 0.2, "odd": 4.0}}))
+    parsed = report(better, worse)
+    best = [said["data-value"] for tag, said in parsed.elements if "best" in said.get("class", "").split()]
+    assert best == ["1.0", "0.1"]
+
+
+def test_nothing_is_loaded_from_anywhere(report, tmp_path):
+    parsed = report(SyntheticRun().write(tmp_path / "a"), SyntheticRun("allreduce").write(tmp_path / "b"))
+    assert parsed.addresses
+    assert all(address.startswith(("#", "data:")) for address in parsed.addresses)
+    style = re.search(r"<style>(.*?)</style>", (tmp_path / "report.html").read_text(), re.DOTALL)
+    assert style is not None
+    assert "url(" not in style[1]
+    assert "@import" not in style[1]
+
+
+def test_the_script_is_plotlys_and_stands_in_the_page_once(report, tmp_path):
+    parsed = report(SyntheticRun().write(tmp_path / "a"))
+    assert [text for _, text in parsed.scripts].count("/* plotly */") == 1
+
+
+def test_every_chart_has_a_place_words_and_data(report, tmp_path):
+    parsed = report(SyntheticRun().write(tmp_path / "a"))
+    places = [said for tag, said in parsed.elements if said.get("class") == "plot"]
+    assert [int(said["data-chart"]) for said in places] == list(range(len(parsed.report["charts"])))
+    titles = [said["aria-label"].partition(".")[0] for said in places]
+    assert titles == CHARTS
+
+
+def test_whatever_files_contain_is_text(report, tmp_path):
+    run = SyntheticRun()
+    folder = run.write(tmp_path / EVIL.replace("/", "∕"))
+    config = to_toml(run.config() | {"topology": EVIL})
+    (folder / "config.toml").write_text(f"{json.dumps(EVIL)} = 1\n{config}")
+    (folder / "machine.json").write_text(json.dumps(MACHINE | {"command": EVIL, EVIL: EVIL}))
+    (folder / "results.json").write_text(json.dumps({"finished": True, "valid": {EVIL: 1.0}}))
+    with (folder / "metrics.jsonl").open("a") as file:
+        event = {"kind": "event", "event": EVIL, "learner": EVIL, "elapsed_s": 3.0, "reason": EVIL}
+        row = {"kind": "evaluation", "split": EVIL, "place": 1, "elapsed_s": 1.0, EVIL: 2.0}
+        file.write(json.dumps(event) + "\n" + json.dumps(row) + "\n")
+    parsed = report(folder)
+    assert len(parsed.scripts) == 3
+    assert not [said for tag, said in parsed.elements if "onerror" in said or said.get("src") == "x"]
+    assert EVIL in parsed.text
+    assert parsed.report["marks"][0]["text"] == f"{EVIL}, learner {EVIL}"
+
+
+def test_what_differs_between_runs_is_marked(report, tmp_path):
+    parsed = report(SyntheticRun().write(tmp_path / "a"), SyntheticRun("dpsgd").write(tmp_path / "b"))
+    configuration = next(rows for rows in parsed.tables if rows[0] == ["", "a", "b"])
+    assert sides(configuration)["strategy"] == ["adpsgd", "dpsgd"]
+    assert sides(configuration)["data.batch"] == ["32", "32"]
+    assert [said.get("class") for tag, said in parsed.elements if tag == "tr"].count("differs") == 1
+    machine = next(rows for rows in parsed.tables if rows[0] == ["", "all runs"])
+    assert sides(machine)["cpu"] == [MACHINE["cpu"]]
+
+
+def test_a_key_that_only_one_run_has_differs(report, tmp_path):
+    parsed = report(*(SyntheticRun().write(tmp_path / name) for name in "ab"))
+    assert "differs" not in [said.get("class") for _, said in parsed.elements]
+    (tmp_path / "b" / "config.toml").write_text(to_toml(SyntheticRun().config() | {"extra": True}))
+    configuration = next(rows for rows in report(tmp_path / "a", tmp_path / "b").tables if rows[0] == ["", "a", "b"])
+    assert sides(configuration)["extra"] == ["–", "true"]
+
+
+def test_each_topology_is_drawn_once_and_named_by_its_runs(report, tmp_path):
+    parsed = report(
+        SyntheticRun().write(tmp_path / "a"),
+        SyntheticRun("dpsgd").write(tmp_path / "b"),
+        SyntheticRun("allreduce").write(tmp_path / "c"),
+    )
+    pictures = [said["alt"] for tag, said in parsed.elements if tag == "img"]
+    assert pictures == ["random-ring of 4"]
+    assert "a, b" in parsed.text
+    assert "with allreduce all learners average with all others" in parsed.text
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"topology": "spider"}, "unknown topology"),
+        ({"learners": 1000}, "at most 256 learners, got 1000"),
+        ({"group_size": 0}, "whose members are machines"),
+        ({"group_size": "two"}, "Not drawn"),
+        ({"group_size": 2}, "a super-learner of 2 learners"),
+    ],
+)
+def test_a_topology_that_cannot_be_drawn_is_told(report, tmp_path, changed, told):
+    folder = SyntheticRun().write(tmp_path / "a")
+    (folder / "config.toml").write_text(to_toml(SyntheticRun().config() | changed))
+    assert told in report(folder).text
+
+
+def test_a_run_under_way_shows_its_last_evaluation_and_its_progress(report, tmp_path):
+    run = SyntheticRun(finished=False)
+    folder = run.write(tmp_path / "a")
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) | {"total": 2 * run.place(40)} for line in lines]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + lines[-1][:40])
+    (row,) = table_with(report(folder), "strategy")
+    assert row["state"] == "not finished: 50% of its budget, last heard after 40.0 s"
+    assert float(row["valid loss"]) == pytest.approx(run.figures(40)["loss"], rel=1e-3)
+    assert "test loss" not in row
+
+
+@pytest.mark.parametrize("left", ["config.toml", "metrics.jsonl"])
+def test_a_run_that_has_left_next_to_nothing_has_a_page(report, tmp_path, left):
+    whole = SyntheticRun().write(tmp_path / "whole")
+    (tmp_path / "a").mkdir()
+    content = (whole / left).read_text() if left == "config.toml" else ""
+    (tmp_path / "a" / left).write_text(content)
+    parsed = report(tmp_path / "a")
+    assert "no figures yet" in parsed.text
+    assert "No figures yet." in parsed.text
+    assert parsed.report["charts"] == []
+
+
+def test_a_dead_learner_is_seen_in_events_and_beside_its_figures(report, tmp_path):
+    parsed = report(SyntheticRun(dies={2: 20.0}).write(tmp_path / "a"))
+    (event,) = table_with(parsed, "reason")
+    assert (event["event"], event["learner"], event["reason"]) == ("lost", "2", "no heartbeat for 5 s")
+    learners = table_with(parsed, "last heard")
+    assert [row["last event"] for row in learners] == ["", "", "lost", ""]
+    assert [row["last heard"] for row in learners] == ["40.0 s", "40.0 s", "20.0 s", "40.0 s"]
+    assert [row["steps"] for row in learners] == ["2,000", "2,000", "1,000", "2,000"]
+
+
+def test_hundreds_of_learners_and_events_are_cut_and_it_says_so(report, tmp_path):
+    run = SyntheticRun(learners=260, seconds=2, dies=dict.fromkeys(range(257), 1.0), strategy="dpsgd")
+    parsed = report(run.write(tmp_path / "a"))
+    assert "and 4 more learners" in parsed.text
+    assert "and 1 more events" in parsed.text
+    assert parsed.report["marks"] == []
+
+
+def test_the_page_of_one_run_is_headed_by_it_and_of_several_by_their_number(report, tmp_path):
+    one = SyntheticRun(learners=1).write(tmp_path / "a")
+    assert "Digits, adpsgd, one learner: finished" in report(one).text
+    assert "2 runs" in report(one, SyntheticRun().write(tmp_path / "b")).text
+
+
+@pytest.mark.parametrize(("seconds", "unit"), [(100, "s"), (600, "min"), (20_000, "h")])
+def test_time_is_counted_in_a_unit_that_suits_it(report, tmp_path, seconds, unit):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    row = {"kind": "evaluation", "split": "valid", "place": 10, "elapsed_s": seconds, "loss": 1.0}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert report(folder).report["unit"] == unit
+
+
+def test_a_page_that_cannot_be_written_is_told(tmp_path):
+    folder = SyntheticRun().write(tmp_path / "a")
+    with pytest.raises(UsageError, match=r"cannot write .*directory"):
+        write_report([folder], tmp_path)
+
+
+def test_without_plotly_the_extra_is_named(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
+    with pytest.raises(MissingExtraError, match=r"roundelay\[plots\]"):
+        page.plotly()

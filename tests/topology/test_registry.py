@@ -1,0 +1,62 @@
+"""Topologies by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from roundelay.errors import TopologyError
+from roundelay.topology import TOPOLOGIES, every, family, named, random_ring, ring
+
+
+def test_a_topology_knows_its_own_name(topology):
+    assert named(topology, 4).name == topology
+
+
+def test_seed_and_degree_reach_those_that_have_them():
+    assert named("random-ring", 9, seed=3).seed == 3
+    assert named("base-graph", 27, degree=2).period == 3
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one():
+    with pytest.raises(TopologyError, match="unknown topology 'random_ring'; did you mean 'random-ring'"):
+        named("random_ring", 4)
+
+
+def test_every_topology_or_the_reason_why_not():
+    possible, refused = every(12)
+    assert set(refused) == {"hypercube", "one-peer-exponential"}
+    assert {mixing.name for mixing in possible} | set(refused) == set(TOPOLOGIES)
+    assert every(16)[1] == {}
+
+
+def test_a_family_takes_a_name_a_function_a_file_or_a_path_of_a_function(tmp_path, monkeypatch):
+    (tmp_path / "pair.edgelist").write_text("0 1\n1 2\n")
+    (tmp_path / "own_graphs.py").write_text(
+        "import roundelay\ndef doubled(size):\n    return roundelay.complete(size)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert repr(family("random-ring", seed=3)(5)) == repr(random_ring(5, seed=3))
+    assert repr(family(ring)(5)) == "ring(5)"
+    assert family("pair.edgelist")(3).neighbours(1) == (0, 2)
+    assert family("own_graphs:doubled")(4).neighbours(0) == (1, 2, 3)
+
+
+def test_one_mixing_is_a_family_of_one_size():
+    assert family(ring(5))(5).size == 5
+    with pytest.raises(TopologyError, match=r"ring\(5\) is for 5 learners, but 4 are here; use .* random-ring"):
+        family(ring(5))(4)
+
+
+@pytest.mark.parametrize(
+    ("topology", "words"),
+    [
+        ("own_module_that_is_not:there", "cannot import the topology"),
+        ("math:absent", "has no 'absent'"),
+        ("math:pi", "must be a function"),
+        ("math:sqrt", "must return a Mixing of 4 learners, got 2.0"),
+        ("absent.edgelist", "there is no such file"),
+    ],
+)
+def test_a_family_that_cannot_be_says_why(topology, words):
+    with pytest.raises(TopologyError, match=words):
+        family(topology)(4)

@@ -1,0 +1,147 @@
+"""Groups that form through a store, in threads of this process."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from roundelay.cluster.environment import host_store, joined_store
+from roundelay.transport import collectives
+from roundelay.transport.collectives import StoreCollectives, WorkFuture
+
+NAMED = "127.0.0.2"  # not what a machine's own name stands for, so that a listener by default is seen
+MEMBERS = (1, 4, 7)
+
+
+@pytest.fixture
+def seats():
+    """A way to sit down as a learner of a generation."""
+    store, address = host_store(NAMED)
+    made = []
+
+    def sit(rank, generation=0, hopeless=lambda members: False):
+        made.append(StoreCollectives(joined_store(address), rank, generation, NAMED, hopeless))
+        return made[-1]
+
+    yield sit
+    for each in made:
+        each.close()
+    del store
+
+
+def together(work):
+    with ThreadPoolExecutor(len(MEMBERS)) as pool:
+        return list(pool.map(work, MEMBERS))
+
+
+def test_learners_are_summed_and_broadcast_by_number_not_by_place(seats):
+    def work(rank):
+        collectives, values, weights = seats(rank), torch.tensor([float(rank)]), torch.tensor([float(rank)])
+        collectives.all_reduce(values, MEMBERS).result()
+        collectives.broadcast(weights, 4, MEMBERS).result()
+        return float(values), float(weights)
+
+    assert together(work) == [(12.0, 4.0)] * 3
+
+
+def test_a_group_whose_member_is_lost_before_it_forms_is_given_up(seats):
+    with pytest.raises(ConnectionError, match="lost while it was being formed"):
+        seats(1, hopeless=lambda members: True).all_reduce(torch.zeros(1), (1, 2))
+    assert not [thread for thread in threading.enumerate() if thread.name == "roundelay-form"]  # it would wait for ever
+
+
+def test_a_store_that_is_gone_forms_no_group(seats, monkeypatch):
+    def gone(*arguments):
+        raise RuntimeError("Connection was likely closed")
+
+    seat = seats(1)
+    monkeypatch.setattr(collectives.dist, "PrefixStore", lambda prefix, store: SimpleNamespace(set=gone))
+    with pytest.raises(ConnectionError, match=r"cannot be reached \(Connection was likely closed\)"):
+        seat.all_reduce(torch.zeros(1), (1, 2))
+
+
+class Work:
+    """A collective that ends while a wait for it gives up, as one does that waits for a straggler."""
+
+    def __init__(self, error=None):
+        self.ended, self.error = False, error
+
+    def is_completed(self):
+        return self.ended
+
+    def wait(self, timeout):
+        if not self.ended:
+            self.ended = True
+            raise RuntimeError("Operation timed out!")
+        if self.error:
+            raise self.error
+
+
+def test_what_ends_just_after_a_wait_has_given_up_has_not_failed():
+    future = WorkFuture(Work())
+    future.result()
+    assert future.exception() is None
+
+
+def test_no_slow_member_is_taken_for_a_failure_however_the_waits_fall(seats, monkeypatch):
+    monkeypatch.setattr(collectives, "LOOK", datetime.timedelta(milliseconds=1))
+    finished = []
+
+    def work(rank):
+        collectives, random = seats(rank), Random(rank)
+        for _ in range(400):
+            time.sleep(random.uniform(0, 3e-3))
+            collectives.all_reduce(torch.ones(1), MEMBERS).result()
+        finished.append(rank)
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in MEMBERS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)  # where one has failed, the others wait for it for ever
+    assert sorted(finished) == list(MEMBERS)
+
+
+def test_what_fails_is_told_with_its_own_error(monkeypatch):
+    monkeypatch.setattr(collectives, "SILENCE_S", 0.01)  # nobody is going to say whose connection it was
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        WorkFuture(Work(RuntimeError("Connection closed by peer"))).result()
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs Linux's /proc to see who listens where")
+def test_nothing_listens_beyond_the_interface_that_was_named(seats):
+    before = listeners()
+    seated = together(
+        lambda rank: (collectives := seats(rank)).all_reduce(torch.zeros(1), MEMBERS).result() or collectives
+    )
+    assert len(seated) == 3
+    assert {address for _, address in listeners() - before} == {NAMED}
+
+
+def listeners() -> set[tuple[str, str]]:
+    """This process's listening sockets: which, and where."""
+    own = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            own.add(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            continue
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                packed = bytes.fromhex(fields[1].split(":")[0])
+                words = b"".join(packed[i : i + 4][::-1] for i in range(0, len(packed), 4))
+                found.add((fields[9], socket.inet_ntop(family, words)))
+    return found

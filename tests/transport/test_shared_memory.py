@@ -1,0 +1,98 @@
+import os
+
+import pytest
+import torch
+
+from roundelay.errors import HandshakeError
+from roundelay.transport import shared_memory
+from roundelay.transport.shared_memory import PeerMemory, SharedMemory
+
+pytestmark = pytest.mark.skipif(not shared_memory.available(), reason="needs memfd_create")
+
+
+@pytest.fixture
+def ours():
+    memory = SharedMemory()
+    yield memory
+    memory.close()
+
+
+@pytest.fixture
+def theirs():
+    """What a peer sees of our memory; it is in the same process here."""
+    return PeerMemory(os.getpid())
+
+
+def test_both_sides_see_the_same_bytes(ours, theirs):
+    buffer = ours.allocate(1000)
+    mapped = theirs.map(ours.locate(buffer), 1000)
+    buffer.fill_(7)
+    assert (mapped == 7).all()
+    mapped.fill_(9)
+    assert (buffer == 9).all()
+
+
+def test_a_buffer_is_mapped_once(ours, theirs):
+    fd = ours.locate(ours.allocate(64))
+    assert theirs.map(fd, 64) is theirs.map(fd, 64)
+    assert theirs.map(fd, 32).nbytes == 32
+
+
+def test_what_is_shorter_than_announced_is_refused(ours, theirs):
+    fd = ours.locate(ours.allocate(64))
+    with pytest.raises(HandshakeError, match="announced 65 bytes in shared memory of 64"):
+        theirs.map(fd, 65)
+
+
+def test_only_own_buffers_are_located(ours):
+    assert ours.locate(torch.zeros(8, dtype=torch.uint8)) == -1
+    assert ours.locate(SharedMemory().allocate(8)) == -1
+
+
+def test_numbers_inside_a_buffer_are_found_if_they_lie_together(ours):
+    buffer = ours.allocate(100)
+    fd = ours.locate(buffer)
+    assert ours.location(buffer[10:20]) == (fd, 10, 100)
+    assert ours.location(buffer[::2]) is None
+    assert ours.location(torch.zeros(8)) is None
+
+
+def test_an_empty_buffer_is_a_buffer(ours):
+    assert ours.allocate(0).nbytes == 0
+
+
+def test_memory_outlives_the_descriptor(ours):
+    buffer = ours.allocate(8)
+    fd = ours.locate(buffer)
+    ours.close()
+    buffer.fill_(3)
+    assert int(buffer.sum()) == 24
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_what_cannot_be_opened_is_an_os_error(theirs):
+    with pytest.raises(OSError, match="No such file"):
+        theirs.map(987654, 8)
+
+
+def test_memory_that_was_withdrawn_is_out_of_reach_and_its_number_stands_for_nothing_else(ours, theirs):
+    buffer = ours.allocate(64)
+    numbers = [ours.locate(buffer)]
+    before = theirs.map(numbers[0], 64)
+    for _ in range(2):
+        ours.withdraw(buffer)
+        numbers.append(ours.locate(buffer))
+    assert len(set(numbers)) == 3
+    buffer.fill_(3)
+    before.fill_(5)
+    assert (buffer == 3).all(), "who has mapped the old memory writes where nobody reads"
+    theirs.map(numbers[2], 64).fill_(7)
+    assert (buffer == 7).all()
+    for number in numbers[:2]:
+        with pytest.raises(OSError, match="Invalid argument"):
+            PeerMemory(os.getpid()).map(number, 64)
+    ours.close()
+    for number in numbers:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)

@@ -1,0 +1,285 @@
+import pytest
+import torch
+
+from roundelay.clock import VirtualClock
+from roundelay.errors import DeadlockError, PeerLostError
+from roundelay.transport import SimulatedNetwork
+from roundelay.transport.base import LEFT
+from roundelay.transport.heartbeats import SILENCE_S
+
+ALL = (0, 1, 2)
+
+
+def make(size=3, **link):
+    clock = VirtualClock()
+    return clock, SimulatedNetwork(clock, size, **link)
+
+
+def number(value):
+    return torch.tensor([value], dtype=torch.uint8)
+
+
+# Swaps ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_swap_gives_each_side_the_others_weights():
+    clock, network = make()
+    incoming = [{peer: number(0) for peer in ALL if peer != rank} for rank in ALL]
+    for rank, transport in enumerate(network.transports):
+        transport.swap(0, number(10 + rank), incoming[rank])
+    clock.run()
+    assert [{peer: int(value) for peer, value in got.items()} for got in incoming] == [
+        {1: 11, 2: 12},
+        {0: 10, 2: 12},
+        {0: 10, 1: 11},
+    ]
+
+
+def test_a_peer_ahead_by_a_round_is_heard_in_the_right_order():
+    clock, network = make(2)
+    first, second = network.transports
+    got = [{1: number(0)}, {1: number(0)}]
+    for round in (0, 1):
+        second.swap(round, number(100 + round), {0: number(0)})
+    clock.run()
+    for round in (0, 1):
+        future = first.swap(round, number(round), got[round])
+        assert future.done(), "what came early is taken from the shelf"
+    assert [int(g[1]) for g in got] == [100, 101]
+    assert not first._swaps, "a finished swap is forgotten"
+
+
+def test_what_is_sent_is_the_value_at_the_time_of_the_swap():
+    clock, network = make(2, latency_s=1.0)
+    outgoing, got = number(7), {0: number(0)}
+    network.transports[0].swap(0, outgoing, {1: number(0)})
+    network.transports[1].swap(0, number(8), got)
+    outgoing.fill_(99)
+    clock.run()
+    assert int(got[0]) == 7
+
+
+def test_a_swap_with_nobody_is_done_at_once():
+    _, network = make(1)
+    assert network.transports[0].swap(0, number(1), {}).done()
+
+
+def test_finished_learners_answer_with_their_final_weights():
+    clock, network = make(2)
+    fast, slow = network.transports
+    ended = fast.finish(number(42), (0, 1))
+    for round in range(3):
+        got = {0: number(0)}
+        future = slow.swap(round, number(round), got)
+        clock.run()
+        assert future.done()
+        assert int(got[0]) == 42
+        assert not ended.done()
+    slow.finish(number(1), (0, 1))
+    assert ended.done()
+
+
+def test_pushes_that_came_before_the_end_are_answered_when_it_comes():
+    clock, network = make(2)
+    got = {0: number(0)}
+    future = network.transports[1].swap(5, number(1), got)
+    clock.run()
+    network.transports[0].finish(number(42), (0, 1))
+    clock.run()
+    assert future.done()
+    assert int(got[0]) == 42
+
+
+# Calls ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_answered_in_place():
+    clock, network = make(2, latency_s=0.25)
+    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + (10 + peer)))
+    buffer = number(1)
+    future = network.transports[0].call(1, buffer)
+    clock.run(until=0.4)
+    assert not future.done()
+    clock.run()
+    assert int(buffer) == 11
+    assert clock.now() == 0.5
+
+
+def test_a_call_before_serve_waits_for_it():
+    clock, network = make(2)
+    buffer = number(1)
+    future = network.transports[0].call(1, buffer)
+    clock.run()
+    assert not future.done()
+    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
+    clock.run()
+    assert future.done()
+    assert int(buffer) == 2
+
+
+def test_who_serves_no_more_refuses():
+    clock, network = make(2)
+    network.transports[1].serve(None)
+    future = network.transports[0].call(1, number(1))
+    clock.run()
+    error = future.exception()
+    assert isinstance(error, PeerLostError)
+    assert error.peer == 1
+
+
+def test_a_call_that_has_waited_is_refused_when_serving_ends():
+    clock, network = make(2)
+    future = network.transports[0].call(1, number(1))
+    clock.run()
+    network.transports[1].serve(None)
+    clock.run()
+    assert isinstance(future.exception(), PeerLostError)
+
+
+def test_a_reply_under_way_arrives_although_its_sender_has_left():
+    clock, network = make(2, latency_s=1.0)
+    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
+    buffer = number(1)
+    future = network.transports[0].call(1, buffer)
+    clock.call_later(1.5, network.transports[1].close)
+    clock.run()
+    assert future.exception() is None
+    assert int(buffer) == 2
+
+
+def test_who_has_left_in_order_cannot_die_any_more():
+    clock, network = make(2, latency_s=1.0)
+    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
+    future = network.transports[0].call(1, number(1))
+    clock.call_later(1.5, network.transports[1].close)
+    network.kill(1, at=1.7)  # its reply is still on its way
+    clock.run()
+    assert future.exception() is None
+
+
+def test_a_call_that_reaches_nobody_fails_when_the_peer_leaves():
+    clock, network = make(2, latency_s=1.0)
+    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
+    future = network.transports[0].call(1, number(1))
+    clock.call_later(0.5, network.transports[1].close)
+    clock.run()
+    error = future.exception()
+    assert isinstance(error, PeerLostError)
+    assert error.reason == LEFT
+
+
+def test_messages_take_latency_plus_size_over_bandwidth():
+    clock, network = make(2, latency_s=0.5, bandwidth_Bps=100.0)
+    network.transports[1].serve(lambda peer, request, reply: None)
+    network.transports[0].call(1, torch.zeros(50, dtype=torch.uint8))
+    clock.run()
+    assert clock.now() == 2 * (0.5 + 50 / 100)
+
+
+def test_traffic_is_counted_at_both_ends():
+    clock, network = make(2)
+    network.transports[1].serve(lambda peer, request, reply: None)
+    network.transports[0].call(1, torch.zeros(50, dtype=torch.uint8))
+    clock.run()
+    for transport, peer in zip(network.transports, (1, 0), strict=True):
+        assert (transport.traffic.bytes_sent, transport.traffic.bytes_received) == (50, 50)
+        assert transport.traffic.messages == {peer: 1}
+
+
+# Faults --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_learner_fails_what_depends_on_it_and_nothing_else():
+    clock, network = make()
+    lost = []
+    network.transports[0].on_lost(lambda peer, reason: lost.append((clock.now(), peer)))
+    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
+    doomed = network.transports[0].call(2, number(1))
+    network.kill(2, at=3.0)
+    clock.run()
+    assert isinstance(doomed.exception(), PeerLostError)
+    assert lost == [(3.0, 2)]
+    sound = network.transports[0].call(1, number(1))
+    clock.run()
+    assert sound.exception() is None
+
+
+def test_a_request_to_a_dead_learner_fails_at_once():
+    clock, network = make()
+    network.kill(2, at=0.0)
+    clock.run()
+    transport = network.transports[0]
+    futures = [
+        transport.call(2, number(1)),
+        transport.swap(0, number(1), {2: number(0)}),
+        transport.all_reduce(number(1), ALL),
+    ]
+    assert [future.exception().peer for future in futures] == [2, 2, 2]
+
+
+def test_both_ends_of_a_cut_link_notice_after_the_silence_and_others_do_not():
+    clock, network = make()
+    lost = []
+    for transport in network.transports:
+        transport.on_lost(lambda peer, _, rank=transport.rank: lost.append((clock.now(), rank, peer)))
+        transport.serve(lambda peer, request, reply: None)
+    network.cut(0, 1, at=2.0)
+    clock.run(until=2.5)
+    futures = [network.transports[0].call(peer, number(1)) for peer in (1, 2)]
+    clock.run()
+    assert [type(future.exception()) for future in futures] == [PeerLostError, type(None)]
+    assert lost == [(2.0 + SILENCE_S, 0, 1), (2.0 + SILENCE_S, 1, 0)]
+
+
+def test_who_gives_up_says_why():
+    clock, network = make(2)
+    reasons = []
+    network.transports[0].on_lost(lambda peer, reason: reasons.append(reason))
+    network.transports[1].close("ValueError: no")
+    network.transports[1].close()
+    clock.run()
+    assert reasons == ["it gave up (ValueError: no)"]
+
+
+def test_a_dead_member_does_not_keep_the_others_from_finishing():
+    clock, network = make()
+    futures = [network.transports[rank].finish(number(1), ALL) for rank in (0, 1)]
+    network.kill(2, at=1.0)
+    clock.run()
+    assert all(future.done() for future in futures)
+
+
+# Collectives ---------------------------------------------------------------------------------------------------------
+
+
+def test_sums_are_in_order_of_rank_whoever_comes_first():
+    values = [0.1, 1e17, -1e17]  # floating-point addition is not associative: the order shows
+    results = []
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        clock, network = make()
+        tensors = [torch.tensor([value], dtype=torch.float64) for value in values]
+        for rank in order:
+            network.transports[rank].all_reduce(tensors[rank], ALL)
+        clock.run()
+        results.append([float(tensor) for tensor in tensors])
+    assert results == [[(0.1 + 1e17) - 1e17] * 3] * 3
+
+
+def test_broadcasts_and_subsets():
+    clock, network = make()
+    tensors = [number(rank) for rank in ALL]
+    for rank in (1, 2):
+        network.transports[rank].broadcast(tensors[rank], 2, (1, 2))
+    clock.run()
+    assert [int(tensor) for tensor in tensors] == [0, 2, 2]
+
+
+def test_collectives_of_one_learner_that_others_never_join_are_a_deadlock():
+    clock, network = make()
+
+    def lonely():
+        yield network.transports[0].all_reduce(number(1), ALL)
+
+    clock.spawn(lonely(), "learner 0")
+    with pytest.raises(DeadlockError, match="learner 0"):
+        clock.run()

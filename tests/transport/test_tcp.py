@@ -1,0 +1,440 @@
+import contextlib
+import gc
+import logging
+import os
+import random
+import socket
+import threading
+import traceback
+from concurrent.futures import wait
+
+import pytest
+import torch
+from loopback import PATIENCE_S, loopback, outcomes, together
+
+from roundelay.errors import PeerLostError, StrategyError
+from roundelay.transport import handshake, tcp
+from roundelay.transport.base import LEFT, Request
+from roundelay.transport.framing import Connection, Header, Kind
+from roundelay.transport.handshake import Hello, Purpose
+
+ALL = (0, 1, 2)
+both = pytest.mark.parametrize("share_memory", [True, False], ids=["shared", "sockets"])
+
+
+def crash(transport):
+    """End a learner as SIGKILL would: its connections close without a goodbye."""
+    transport._watch._say = lambda message: None
+    transport.close()
+
+
+def numbers(transport, count, value):
+    return transport.allocate(8 * count).fill_(0).view(torch.float64).fill_(value).view(torch.uint8)
+
+
+def raw_lane(transport, rank=1):
+    """A connection to `transport` from somebody who knows the secret, and then sends what it likes."""
+    address = transport.address
+    hello = Hello(rank, Purpose.LANE, os.getpid(), bytes(16))
+    connection, theirs = handshake.connect(address, hello, transport.rank, transport._security)
+    connection.settimeout(PATIENCE_S)
+    return Connection(connection, theirs)
+
+
+# Calls -----------------------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("nbytes", [8, 3 * 2**20])
+def test_all_learners_call_each_other_at_once_and_every_reply_is_right(share_memory, nbytes):
+    size, calls = 4, 40
+    with loopback(size, share_memory=share_memory) as transports:
+        for transport in transports:
+            transport.serve(lambda peer, request, reply, rank=transport.rank: reply.copy_(request + (10 * rank + peer)))
+
+        def work(rank):
+            transport, rng = transports[rank], random.Random(rank)
+            buffer = transport.allocate(nbytes)
+            for _ in range(calls):
+                peer = rng.choice([other for other in range(size) if other != rank])
+                buffer.fill_(100)
+                transport.call(peer, buffer).result(PATIENCE_S)
+                assert (buffer == 100 + 10 * peer + rank).all()
+
+        together(size, work)
+    if not share_memory:  # once all is closed: a reply is counted after it was sent
+        assert sum(t.traffic.bytes_sent for t in transports) >= 2 * size * calls * nbytes
+    assert sum(sum(t.traffic.messages.values()) for t in transports) == 2 * size * calls
+
+
+@pytest.mark.parametrize("share_memory", [True, False])
+def test_with_a_request_only_the_reply_comes_into_the_buffer(share_memory):
+    with loopback(2, share_memory=share_memory) as (a, b):
+        b.serve(lambda peer, request, reply: reply.copy_(request + 1))
+        source, buffer = a.allocate(4096).fill_(5), a.allocate(4096)
+        for sent in (5, 7):
+            a.call(1, buffer, Request(source.fill_(sent), lambda there: there.copy_(source))).result(PATIENCE_S)
+            assert (buffer == sent + 1).all()
+            assert (source == sent).all()
+        elsewhere = torch.full((4096,), 9, dtype=torch.uint8)  # in no memory that could be shared
+        a.call(1, buffer, Request(elsewhere, lambda there: there.copy_(elsewhere))).result(PATIENCE_S)
+        assert (buffer == 10).all()
+
+
+def test_learners_with_and_without_shared_memory_talk_to_each_other():
+    with loopback(3, share_memory=[True, False, True]) as transports:
+        for transport in transports:
+            transport.serve(lambda peer, request, reply: reply.copy_(request + 1))
+        for rank, peer in [(0, 1), (1, 0), (0, 2)]:
+            buffer = transports[rank].allocate(64).fill_(5)
+            transports[rank].call(peer, buffer).result(PATIENCE_S)
+            assert (buffer == 6).all()
+
+
+@both
+def test_a_call_waits_until_it_is_served(share_memory):
+    with loopback(2, share_memory=share_memory) as (a, b):
+        buffer = a.allocate(8).fill_(1)
+        future = a.call(1, buffer)
+        served = threading.Event()
+        assert not wait([future], timeout=0.05).done
+        b.serve(lambda peer, request, reply: (reply.copy_(request + 1), served.set()))
+        future.result(PATIENCE_S)
+        assert served.is_set()
+        assert (buffer == 2).all()
+
+
+@both
+def test_after_serve_none_calls_are_refused_and_none_is_being_served(share_memory):
+    with loopback(2, share_memory=share_memory) as (a, b):
+        b.serve(lambda peer, request, reply: reply.copy_(request + 1))
+        buffer = a.allocate(8).fill_(1)
+        a.call(1, buffer).result(PATIENCE_S)
+        b.serve(None)
+        for _ in range(2):
+            error = a.call(1, buffer).exception(PATIENCE_S)
+            assert isinstance(error, PeerLostError)
+            assert error.reason == "it serves no more calls"
+        assert (buffer == 2).all()
+
+
+def test_serve_none_waits_for_the_call_being_served():
+    inside, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(peer, request, reply):
+        inside.set()
+        assert go_on.wait(PATIENCE_S)
+        ended.set()
+
+    with loopback(2) as (a, b):
+        b.serve(slow)
+        future = a.call(1, a.allocate(8))
+        assert inside.wait(PATIENCE_S)
+        stopping = threading.Thread(target=b.serve, args=(None,))
+        stopping.start()
+        assert not ended.is_set()
+        go_on.set()
+        stopping.join(PATIENCE_S)
+        assert ended.is_set()
+        future.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("kind", [ValueError, ConnectionResetError, PeerLostError])
+def test_what_a_handler_raises_reaches_the_training_thread_with_its_traceback(kind):
+    def unlucky_handler(peer, request, reply):
+        raise kind(1, "in the handler")
+
+    with loopback(3) as transports:
+        a, b, _ = transports
+        b.serve(unlucky_handler)
+        pending = b.all_reduce(torch.zeros(1), ALL)  # the training thread waits in a collective that never ends
+        assert isinstance(a.call(1, a.allocate(8)).exception(PATIENCE_S), PeerLostError)
+        error = pending.exception(PATIENCE_S)
+        assert type(error) is kind
+        assert "unlucky_handler" in "".join(traceback.format_tb(error.__traceback__))
+        with pytest.raises(kind, match="in the handler"):
+            b.check()
+        assert b.swap(0, b.allocate(8), {0: b.allocate(8)}).exception(PATIENCE_S) is error
+        assert b.finish(b.allocate(8), ALL).exception(PATIENCE_S) is error
+
+
+def test_a_listener_that_raises_does_not_stop_the_heartbeats():
+    heard = threading.Event()
+
+    def broken(peer, reason):
+        heard.set()
+        raise ZeroDivisionError("in a listener")
+
+    with loopback(3) as (a, b, c):
+        a.on_lost(broken)
+        b.close()
+        assert heard.wait(PATIENCE_S)
+        c.close()
+        assert isinstance(a.all_reduce(torch.zeros(1), ALL).exception(PATIENCE_S), (ZeroDivisionError, PeerLostError))
+        assert a._watch._thread.is_alive()
+        with pytest.raises(ZeroDivisionError, match="in a listener"):
+            a.check()
+
+
+# Swaps -----------------------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("count", [1, 400_000])
+def test_swaps_bring_everyone_the_weights_of_the_round_however_uneven_the_pace(share_memory, count):
+    size, rounds = 3, 12
+    with loopback(size, share_memory=share_memory) as transports:
+
+        def work(rank):
+            transport, rng = transports[rank], random.Random(rank)
+            outgoing = numbers(transport, count, 0)
+            incoming = {peer: numbers(transport, count, 0) for peer in range(size) if peer != rank}
+            for round in range(rounds):
+                outgoing.view(torch.float64).fill_(100 * round + rank)
+                if rng.random() < 0.3:
+                    threading.Event().wait(0.005)
+                transport.swap(round, outgoing, incoming).result(PATIENCE_S)
+                for peer, buffer in incoming.items():
+                    assert (buffer.view(torch.float64) == 100 * round + peer).all()
+
+        together(size, work)
+
+
+@both
+def test_a_peer_one_round_behind_gets_both_rounds(share_memory):
+    with loopback(2, share_memory=share_memory) as (fast, slow):
+        ahead = [fast.swap(round, numbers(fast, 4, round), {1: numbers(fast, 4, -1)}) for round in (0, 1)]
+        for round in (0, 1):
+            got = numbers(slow, 4, -1)
+            slow.swap(round, numbers(slow, 4, 10 + round), {0: got}).result(PATIENCE_S)
+            assert (got.view(torch.float64) == round).all()
+            ahead[round].result(PATIENCE_S)
+
+
+@both
+def test_who_has_finished_answers_with_its_final_weights_until_all_have(share_memory):
+    with loopback(3, share_memory=share_memory) as transports:
+        finals = [numbers(t, 4, 1000 + t.rank) for t in transports]
+        ends = [transports[rank].finish(finals[rank], ALL) for rank in (0, 1)]
+        slow = transports[2]
+        for round in range(5):
+            got = {peer: numbers(slow, 4, 0) for peer in (0, 1)}
+            slow.swap(round, numbers(slow, 4, 7), got).result(PATIENCE_S)
+            assert [float(got[peer].view(torch.float64)[0]) for peer in (0, 1)] == [1000, 1001]
+            assert not any(end.done() for end in ends)
+        ends.append(slow.finish(finals[2], ALL))
+        for end in ends:
+            end.result(PATIENCE_S)
+
+
+def test_learners_with_different_mixings_are_told_instead_of_waiting():
+    with loopback(3) as (a, _, c):
+        waiting = a.swap(0, a.allocate(8), {1: a.allocate(8)})
+        c.swap(0, c.allocate(8), {0: c.allocate(8)})
+        assert isinstance(waiting.exception(PATIENCE_S), StrategyError)
+        with pytest.raises(StrategyError, match="learner 2 swaps with us"):
+            a.check()
+
+
+# Death, frost and departure ----------------------------------------------------------------------------------------------
+
+
+@both
+def test_who_waits_for_a_learner_that_dies_hears_who_it_was(share_memory):
+    with loopback(3, share_memory=share_memory) as (a, b, c):
+        lost = []
+        told = threading.Event()
+        a.on_lost(lambda peer, reason: (lost.append((peer, reason)), told.set()))
+        c.serve(lambda peer, request, reply: None)
+        futures = [
+            a.call(1, a.allocate(8)),
+            a.swap(0, a.allocate(8), {1: a.allocate(8)}),
+            a.all_reduce(torch.zeros(1), ALL),
+        ]
+        crash(b)
+        for future in futures:
+            error = future.exception(PATIENCE_S)
+            assert isinstance(error, PeerLostError)
+            assert error.peer == 1
+        assert told.wait(PATIENCE_S)
+        assert [peer for peer, _ in lost] == [1], "told once"
+        a.call(2, a.allocate(8)).result(PATIENCE_S)
+        assert isinstance(a.call(1, a.allocate(8)).exception(PATIENCE_S), PeerLostError)
+
+
+def test_who_gives_up_tells_its_peers_why():
+    with loopback(2) as (a, b):
+        future = a.all_reduce(torch.zeros(1), (0, 1))
+        b.close("ValueError: no data")
+        assert str(future.exception(PATIENCE_S)) == "lost learner 1: it gave up (ValueError: no data)"
+
+
+def test_who_leaves_in_order_takes_nothing_back():
+    """The last sum of a run is complete for one learner before it is for another: leaving must not fail it."""
+    with loopback(2) as (a, b):
+        reasons, told = [], threading.Event()
+        a.on_lost(lambda peer, reason: (reasons.append(reason), told.set()))
+        pending = a.all_reduce(torch.zeros(1), (0, 1))
+        b.close()
+        assert told.wait(PATIENCE_S)
+        assert reasons == [LEFT]
+        assert not pending.done()
+
+
+def test_a_frozen_peer_does_not_block_others_while_it_is_connected_to(monkeypatch):
+    with loopback(3) as (a, b, c), socket.create_server(("127.0.0.1", 0)) as frozen:
+        b.serve(lambda peer, request, reply: reply.copy_(request + 1))
+        a._addresses[2] = frozen.getsockname()[:2]  # accepted by its kernel, never answered
+        stuck = a.call(2, a.allocate(8))
+        buffer = a.allocate(8).fill_(1)
+        a.call(1, buffer).result(PATIENCE_S)
+        assert a._state.acquire(timeout=1.0), "no lock is held while waiting for the network"
+        a._state.release()
+        assert not stuck.done()
+        crash(c)
+        with frozen.accept()[0]:
+            pass
+        error = stuck.exception(PATIENCE_S)
+        assert isinstance(error, PeerLostError)
+        assert error.peer == 2
+
+
+def test_a_reply_that_cannot_be_sent_is_undone():
+    inside, go_on, undone = threading.Event(), threading.Event(), []
+
+    def handler(peer, request, reply):
+        inside.set()
+        assert go_on.wait(PATIENCE_S)
+        reply.fill_(9)
+
+    with loopback(2, share_memory=False) as (a, _):
+        a.serve(handler, undo=lambda peer, reply: undone.append((peer, reply.tolist())))
+        lane = raw_lane(a)
+        caller = lane.connection
+        lane.send(Header(Kind.CALL, 4), torch.tensor(list(b"abcd"), dtype=torch.uint8))
+        assert inside.wait(PATIENCE_S)
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        caller.close()  # with a reset
+        go_on.set()
+        a.close()
+        assert undone == [(1, [9] * 4)]
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\xff" * 64, Header(Kind.CALL, 8).pack() + bytes(16), b"abc"], ids=["kind", "seal", "short"]
+)
+def test_garbage_on_a_lane_ends_that_connection_and_nothing_else(garbage, caplog):
+    with loopback(2) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):
+        a.serve(lambda peer, request, reply: reply.copy_(request + 1))
+        with raw_lane(a).connection as lane:
+            lane.sendall(garbage)
+            lane.shutdown(socket.SHUT_WR)
+            assert lane.recv(100) == b""
+        a.check()
+        buffer = b.allocate(8).fill_(1)
+        b.call(0, buffer).result(PATIENCE_S)
+        assert (buffer == 2).all()
+    assert len(caplog.records) == (len(garbage) > 3)
+
+
+def _knock(stranger, knock):
+    with contextlib.suppress(OSError):  # the learner may be faster than we
+        stranger.sendall(knock)
+        stranger.shutdown(socket.SHUT_WR)
+        while stranger.recv(1000):
+            pass
+
+
+@pytest.mark.parametrize("knock", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, os.urandom(500)])
+def test_strangers_at_the_door_are_sent_away(knock, caplog):
+    with loopback(2) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):
+        with socket.create_connection(a.address, timeout=PATIENCE_S) as stranger:
+            _knock(stranger, knock)
+        a.serve(lambda peer, request, reply: reply.copy_(request + 1))
+        b.call(0, b.allocate(8)).result(PATIENCE_S)
+        a.check()
+    assert "refused a connection" in caplog.text
+
+
+def test_a_learner_that_never_connects_is_an_error_that_names_it(monkeypatch):
+    monkeypatch.setattr(tcp, "ARRIVAL_S", 0.05)
+    with loopback(1) as (lonely,):
+        lonely.rank = 3
+        with pytest.raises(PeerLostError, match="lost learner 1: it has not connected"):
+            lonely.connect({1: ("127.0.0.1", 1)})
+
+
+# The end -----------------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_close_leaves_no_thread_and_no_file_behind_and_may_be_called_again(share_memory):
+    gc.collect()  # shared memory goes with the last tensor on it
+    threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
+    with loopback(3, share_memory=share_memory) as transports:
+        for transport in transports:
+            transport.serve(lambda peer, request, reply: None)
+
+        def work(rank):
+            transport = transports[rank]
+            peers = [peer for peer in ALL if peer != rank]
+            for peer in peers:
+                transport.call(peer, transport.allocate(8)).result(PATIENCE_S)
+            incoming = {peer: transport.allocate(8) for peer in peers}
+            transport.swap(0, transport.allocate(8), incoming).result(PATIENCE_S)
+            transport.finish(transport.allocate(8), ALL).result(PATIENCE_S)
+            transport.close()
+            transport.close()
+
+        together(3, work)
+        assert set(threading.enumerate()) == threads
+    del transport, work
+    transports.clear()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_close_does_not_wait_for_who_waits_for_us():
+    """Threads blocked in every kind of request wake up: an unserved call, an early swap, a handshake that stands still."""
+    threads = set(threading.enumerate())
+    with loopback(2) as (a, b):
+        stranger = socket.create_connection(a.address)
+        unserved = b.call(0, b.allocate(8))
+        early = b.swap(5, b.allocate(8), {0: b.allocate(8)})
+        mine = a.call(1, a.allocate(8))
+        results = outcomes(2, lambda rank: (a, b)[rank].close())
+        assert results == [None, None]
+        assert isinstance(unserved.exception(PATIENCE_S), PeerLostError)
+        assert isinstance(mine.exception(PATIENCE_S), PeerLostError)
+        early.cancel()
+        stranger.close()
+    assert set(threading.enumerate()) == threads
+
+
+def test_requests_after_close_fail_instead_of_waiting():
+    with loopback(2) as (a, _):
+        a.close()
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            a.call(1, torch.zeros(8, dtype=torch.uint8))
+
+
+def test_a_caller_that_freezes_in_the_middle_of_a_request_does_not_hang_close():
+    with loopback(2, share_memory=False) as (a, b):
+        received = threading.Event()
+        receive = a._inbox.receive
+
+        def blocked(channel, buffer, header):
+            received.set()
+            return receive(channel, buffer, header)
+
+        a._inbox.receive = blocked
+        a.serve(lambda peer, request, reply: None)
+        with b._lane(0) as lane:
+            lane.channel.send(Header(Kind.CALL, 1000))
+            lane.connection.sendall(b"only the beginning")
+            assert received.wait(PATIENCE_S)
+            closing = threading.Thread(target=a.close)
+            closing.start()
+            a._noticed(tcp.Event.LOST, 1, "no heartbeat")
+            closing.join(PATIENCE_S)
+            assert not closing.is_alive()

@@ -167,19 +167,30 @@ def test_type_checkers_are_told_the_same_names_from_the_same_places():
     assert all(alias.name == alias.asname for node in imports for alias in node.names)
 
 
-def commands() -> dict[str, argparse.ArgumentParser]:
-    sub = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return dict(sub.choices)
+def commands(parser: argparse.ArgumentParser, name: str = "") -> dict[str, argparse.ArgumentParser]:
+    """Parsers by their names: "train", and for a command with sub-commands "bench throughput" and so on."""
+    subs = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not subs:
+        return {name: parser}
+    return {
+        path: leaf
+        for sub in subs
+        for word, inner in sub.choices.items()
+        for path, leaf in commands(inner, f"{name} {word}".strip()).items()
+    }
+
+
+PARSERS = commands(build_parser())
 
 
 def test_the_commands():
-    assert list(commands()) == list(FLAGS) == list(COMMANDS)
+    assert list(dict.fromkeys(name.split()[0] for name in PARSERS)) == list(COMMANDS)
+    assert set(PARSERS) == set(FLAGS)
 
 
-@pytest.mark.parametrize("command", FLAGS)
-def test_the_flags_of_a_command(command):
-    actions = [action for action in commands()[command]._actions if not isinstance(action, argparse._HelpAction)]
-    assert [action.option_strings[0] if action.option_strings else action.metavar for action in actions] == FLAGS[
-        command
-    ]
+@pytest.mark.parametrize("command", PARSERS)
+def test_the_options_of_a_command(command):
+    actions = [action for action in PARSERS[command]._actions if not isinstance(action, argparse._HelpAction)]
+    names = [action.option_strings[0] if action.option_strings else action.metavar for action in actions]
+    assert names == FLAGS[command]
     assert all(action.help for action in actions)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import roundelay
-from roundelay.cli import COMMANDS, main, topology
+from roundelay.cli import COMMANDS, RENAMED, main, topology
 
 
 def test_version(capsys):
@@ -27,6 +27,14 @@ def test_without_a_command_the_help_lists_them_all(capsys):
 
 def test_an_unknown_command_is_refused_with_the_nearest_one(mistake):
     assert "unknown command 'topolgy'; did you mean 'topology'?" in mistake("topolgy", "ring")
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_spelling_is_refused_with_the_new_one_which_exists(mistake, capsys, old, new):
+    assert f"`roundelay {old}` is now `roundelay {new}`" in mistake(old, "--learners", "8")
+    with pytest.raises(SystemExit) as ended:
+        main([*new.split(), "--help"])
+    assert ended.value.code == 0
 
 
 def test_options_are_not_guessed_from_their_beginning(mistake):

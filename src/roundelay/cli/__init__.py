@@ -1,75 +1,82 @@
-"""The `roundelay` command: one file per sub-command, each with `add_arguments(parser)` and `run(args)`."""
+"""The `roundelay` command: one module per sub-command, each with `add_arguments(parser)` and `run(args)`.
+
+A module may have `check(args)` too: it raises RoundelayError for arguments that `run` would refuse, and starts nothing.
+`main` calls it before `run`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from roundelay.errors import RoundelayError, UsageError, unknown
 
 COMMANDS = {
-    "train": "train a recipe with several learners; watch, stop and resume it",
-    "evaluate": "figures of a run's mean model on held-out data; speech is decoded and scored",
-    "transcribe": "what was said in audio files, by a run's model",
-    "align": "times of phones and words, by a run's model",
-    "report": "one page about one run or several, to look at in a browser",
-    "topology": "spectral gap, cost and picture of a topology, or of all of them side by side",
-    "advise": "which strategy on which topology suits a cluster, and why",
-    "bench": "throughput of every strategy on this machine, against DDP and against no communication",
-    "chaos": "a run whose learners die, freeze and are joined, beside the same run undisturbed",
-    "rendezvous": "where learners of several machines meet",
-    "simulate": "a recipe with virtual learners on a modelled network",
-    "scaling": "predicted time per epoch and speed-up from 1 to 1024 learners",
-    "corpus": "prepare, check and describe a speech corpus",
-    "reproduce": "the papers' findings as experiments, each with a verdict",
+    "train": "train a recipe with several learners; watch, stop and resume the run",
+    "evaluate": "evaluate the mean model of a run on held-out data; speech is decoded and scored",
+    "report": "write one HTML page about one run or several",
+    "topology": "show the spectral gap, cost and picture of one topology, or compare all of them",
+    "plan": "predict which strategy and topology suit a cluster, and how they scale",
+    "simulate": "train a recipe with virtual learners on a modelled network",
+    "reproduce": "test the papers' claims, each with a verdict",
+    "bench": "measure the speed of every strategy on this machine, beside DDP and beside no communication",
+    "chaos": "train while learners are killed, frozen and added, beside the same run undisturbed",
+    "rendezvous": "serve the meeting point of learners on several machines",
+    "speech": "prepare a speech corpus, transcribe audio, align phones and words",
 }
+RENAMED = {
+    "advise": "plan",
+    "scaling": "plan",
+    "corpus": "speech corpus",
+    "transcribe": "speech transcribe",
+    "align": "speech align",
+}
+# Until cli/plan.py and cli/speech.py are there, the commands that they replace stay.
+for _old, _new in list(RENAMED.items()):
+    if importlib.util.find_spec(f"roundelay.cli.{_new.split()[0]}") is None:
+        COMMANDS.pop(_new.split()[0], None)
+        COMMANDS[_old] = f"becomes `roundelay {RENAMED.pop(_old)}`"
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, raised rather than exited with."""
+    """An ArgumentParser that raises UsageError with one line instead of exiting, and never guesses an abbreviated option."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - argparse's own settings, passed on
+        super().__init__(**({"allow_abbrev": False} | settings))
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print with its whole usage text."""
+        """Raise UsageError; argparse would print its whole usage text and exit."""
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
 def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
-    """The parser of the given sub-commands; the others are listed in the help but not imported."""
+    """Parser of the given sub-commands. The other sub-commands are listed in the help, but their modules are not imported."""
     from roundelay import __version__
 
     parser = Parser(
         prog="roundelay",
-        description="Decentralised data-parallel SGD: learners average with a few neighbours, nobody waits for all.",
-        allow_abbrev=False,
+        description="Decentralised data-parallel SGD: each learner averages its weights with a few neighbours.",
     )
     parser.add_argument("--version", action="version", version=f"roundelay {__version__}")
-    sub = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    sub = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        command = sub.add_parser(name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False)
+        command = sub.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name in commands:
             module = importlib.import_module(f"roundelay.cli.{name}")
+            command.set_defaults(check=getattr(module, "check", None), call=module.run)
             module.add_arguments(command)
-            command.set_defaults(call=module.run)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake is one line on stderr and exit code 2."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run one command and return its exit code. A user's mistake is one line on stderr and exit code 2."""
     try:
-        chosen = next((word for word in words if not word.startswith("-")), None)
-        if chosen is not None and chosen not in COMMANDS:
-            raise UsageError(unknown("command", chosen, COMMANDS))
-        parser = build_parser([chosen] if chosen else [])
-        args = parser.parse_args(words)
-        if args.command is None:
-            parser.print_help()
-            return 0
-        code: int | None = args.call(args)
+        code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except RoundelayError as error:
         print(f"roundelay: error: {error}", file=sys.stderr)
@@ -79,7 +86,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `roundelay ... | head` is no error; what is left to flush has nowhere to go
+    except BrokenPipeError:  # `roundelay ... | head` is no error; the rest of the output goes to /dev/null
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    return code
+
+
+def _run(words: list[str]) -> int:
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    if chosen in RENAMED:
+        raise UsageError(f"`roundelay {chosen}` is now `roundelay {RENAMED[chosen]}`")
+    if chosen is not None and chosen not in COMMANDS:
+        raise UsageError(unknown("command", chosen, COMMANDS))
+    parser = build_parser([chosen] if chosen else [])
+    args = parser.parse_args(words)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    if args.check is not None:
+        args.check(args)
+    code: int | None = args.call(args)
     return code or 0

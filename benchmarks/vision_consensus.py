@@ -1,7 +1,7 @@
 """Is the mean model worth less than the learners that it is the mean of? From a checkpoint of a run.
 
     python benchmarks/vision_consensus.py runs/fashion --split test
-    python benchmarks/vision_consensus.py runs/fashion --place 220000   # while rates are large and learners far apart
+    python benchmarks/vision_consensus.py runs/fashion --samples-seen 220000   # while rates are large and learners far apart
 
 Prints top-1 of every learner with its own weights and BatchNorm statistics, of the mean model, and of two wrong means: one whose
 statistics are learner 0's, and one that averages variances as if all learners had the same means.
@@ -40,11 +40,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--split", choices=SPLITS, default="test")
-    parser.add_argument("--place", type=int, help="of the checkpoint, in samples (default: the last)")
+    parser.add_argument("--samples-seen", type=int, help="of the checkpoint (default: the last)")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     run = FinishedRun.read(arguments.run)
-    task, last = run.task(), choose(arguments.run / "checkpoints", arguments.place)
+    task, last = run.task(), choose(arguments.run / "checkpoints", arguments.samples_seen)
     learners: dict[int, Module] = {rank: read_state(last.path(rank))["module"] for rank in sorted(last.files)}
     figures: dict[str, dict[str, float]] = {}
     for name, state in candidates(learners).items():

@@ -126,17 +126,17 @@ def manifest(text: bytes) -> None:
 
 
 ENTRY = {"learner": 0, "file": "learner-0.safetensors", "sha256": "00", "bytes": 3}
-MANIFEST = {"format": 1, "place": 12, "files": [ENTRY]}
+MANIFEST = {"format": 2, "samples_seen": 12, "files": [ENTRY]}
 
 
 @MANY
 @given(st.binary(max_size=200) | altered(json.dumps(MANIFEST).encode()))
 @example(b"[" * DEEP)
-@example(b'{"format": 1, "place": Infinity, "files": []}')
-@example(b'{"format": 1, "place": 1, "files": [{"learner": 1e999, "file": "a", "sha256": ""}]}')
-@example(b'{"format": 1, "place": 1, "files": [{"learner": 1, "file": "a\\u0000b", "sha256": ""}]}')
-@example(b'{"format": 1, "place": 1, "files": [{"learner": 1, "file": "\\ud800", "sha256": ""}]}')
-@example(b'{"format": 1, "place": 1, "files": [{"learner": 1, "file": "", "sha256": ""}]}')
+@example(b'{"format": 2, "samples_seen": Infinity, "files": []}')
+@example(b'{"format": 2, "samples_seen": 1, "files": [{"learner": 1e999, "file": "a", "sha256": ""}]}')
+@example(b'{"format": 2, "samples_seen": 1, "files": [{"learner": 1, "file": "a\\u0000b", "sha256": ""}]}')
+@example(b'{"format": 2, "samples_seen": 1, "files": [{"learner": 1, "file": "\\ud800", "sha256": ""}]}')
+@example(b'{"format": 2, "samples_seen": 1, "files": [{"learner": 1, "file": "", "sha256": ""}]}')
 def test_any_bytes_are_a_manifest_or_a_checkpoint_error(text):
     manifest(text)
 
@@ -147,7 +147,7 @@ def test_any_bytes_are_a_manifest_or_a_checkpoint_error(text):
         {},
         optional={
             "format": st.just(1) | json_values,
-            "place": st.integers() | json_values,
+            "samples_seen": st.integers() | json_values,
             "files": json_values
             | st.lists(
                 st.fixed_dictionaries(
@@ -172,9 +172,9 @@ def test_a_manifest_leads_nowhere_else(name, tmp_path):
 
 @MANY
 @given(st.binary(max_size=60) | json_values.map(lambda value: json.dumps(value).encode()))
-@example(b'{"place": Infinity}')
+@example(b'{"samples_seen": Infinity}')
 @example(b"[]")
-@example(b'{"place": null}')
+@example(b'{"samples_seen": null}')
 @example(b"[" * DEEP)
 def test_any_bytes_are_the_best_place_or_none(data):
     path = written(data, checkpoint.BEST)

@@ -131,7 +131,7 @@ def test_nothing_that_files_contain_runs_or_becomes_an_element(tab: Page, tmp_pa
     folders = [SyntheticRun().write(tmp_path / name) for name in (EVIL.replace("/", "∕"), "b")]
     with (folders[0] / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "event", "event": EVIL, "elapsed_s": 20.0, "reason": EVIL}) + "\n")
-        row = {"kind": "evaluation", "split": EVIL, "place": 10**6, "elapsed_s": 20.0, EVIL: 1.0, "loss": 1.0}
+        row = {"kind": "evaluation", "split": EVIL, "samples_seen": 10**6, "elapsed_s": 20.0, EVIL: 1.0, "loss": 1.0}
         file.write(json.dumps(row) + "\n")
     write_report(folders, tmp_path / "report.html")
     tab.open(tmp_path / "report.html")

@@ -127,7 +127,7 @@ def test_a_flipped_byte_is_refused_by_name_and_the_previous_checkpoint_offered(k
     assert ended.stderr.count("\n") == 1
     assert f"{last.folder.name}/learner-2.safetensors' is torn or altered" in ended.stderr
     assert "is whole: --resume" in ended.stderr
-    assert checkpoint.choose(folder / "checkpoints", first.place).place == first.place
+    assert checkpoint.choose(folder / "checkpoints", first.samples_seen).samples_seen == first.samples_seen
 
 
 @pytest.mark.parametrize(

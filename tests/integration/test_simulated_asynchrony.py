@@ -59,7 +59,7 @@ class Behaviour:
 
     def losses(self) -> dict[int, float]:
         """Of the mean model on validation data, by the samples used; a real run may be too busy to judge every mark."""
-        return {row["place"]: row["loss"] for row in self.rows if row.get("split") == "valid"}
+        return {row["samples_seen"]: row["loss"] for row in self.rows if row.get("split") == "valid"}
 
 
 def train(folder: Path) -> Path:

@@ -54,9 +54,12 @@ def tiny_config(**keys: object) -> Config:
 
 
 def run_in_threads(
-    config: Config, folder: Path, place: int | None = None, prepare: Callable[[Trainer], None] = lambda trainer: None
+    config: Config,
+    folder: Path,
+    samples_seen: int | None = None,
+    prepare: Callable[[Trainer], None] = lambda trainer: None,
 ) -> list[Trainer]:
-    """Train, from the checkpoint at `place` if given; afterwards the trainers, in order of rank."""
+    """Train, from the checkpoint at `samples_seen` if given; afterwards the trainers, in order of rank."""
     if not (folder / run_directory.CONFIG).exists():
         run_directory.begin(folder, config, "a test")
     size, security, listener = (
@@ -65,9 +68,9 @@ def run_in_threads(
         socket.create_server(("127.0.0.1", 0)),
     )
     server = RendezvousServer(listener, security, RendezvousState(time.monotonic))
-    resumed = None if place is None else checkpoint.at(folder / "checkpoints", place)
-    if place is not None:
-        checkpoint.abandon_after(folder / "checkpoints", place)
+    resumed = None if samples_seen is None else checkpoint.at(folder / "checkpoints", samples_seen)
+    if samples_seen is not None:
+        checkpoint.abandon_after(folder / "checkpoints", samples_seen)
 
     def learn(rank: int, transport: Transport) -> Trainer:
         world = ThreadWorld(rank, size, transport)

@@ -72,15 +72,20 @@ class SyntheticRun:
         """The last evaluation, and a test."""
         valid = self.figures(self.seconds)
         test = {"loss": 1.1 * valid["loss"], self.figure: 0.98 * valid[self.figure]}
-        place = self.place(self.seconds)
-        return {"finished": True, "elapsed_s": float(self.seconds), "samples": place, "learners": self.learners} | {
+        samples_seen = self.samples_seen(self.seconds)
+        return {
+            "finished": True,
+            "elapsed_s": float(self.seconds),
+            "samples": samples_seen,
+            "learners": self.learners,
+        } | {
             "valid": valid,
             "test": test,
         }
 
     def figures(self, second: float) -> dict[str, float]:
         """What an evaluation finds: the loss falls with the samples used."""
-        loss = 0.08 + 2.2 * math.exp(-self.place(second) / 20_000)
+        loss = 0.08 + 2.2 * math.exp(-self.samples_seen(second) / 20_000)
         return {"loss": loss, self.figure: 1 - loss / 2.5}
 
     def paces(self) -> list[float]:
@@ -88,12 +93,17 @@ class SyntheticRun:
         own = [self.step_s * self.slow.get(rank, 1.0) for rank in range(self.learners)]
         return own if self.strategy == "adpsgd" else [max(own) * 1.1] * self.learners
 
-    def place(self, second: float) -> int:
+    def samples_seen(self, second: float) -> int:
         """Samples of all learners by then."""
         return int(sum(32 * second / pace for pace in self.paces()))
 
     def _evaluation(self, second: int) -> Row:
-        row: Row = {"kind": "evaluation", "split": "valid", "elapsed_s": float(second), "place": self.place(second)}
+        row: Row = {
+            "kind": "evaluation",
+            "split": "valid",
+            "elapsed_s": float(second),
+            "samples_seen": self.samples_seen(second),
+        }
         return row | {"samples": 360} | self.figures(second)
 
     def _learner(self, rank: int, second: int, rng: random.Random) -> Row:
@@ -104,7 +114,7 @@ class SyntheticRun:
             "kind": "learner",
             "learner": rank,
             "elapsed_s": second + 0.01 * rng.random(),
-            "place": self.place(second),
+            "samples_seen": self.samples_seen(second),
             "samples": 32 * steps,
             "loss": self.figures(second)["loss"] * rng.uniform(0.85, 1.15),
             "lr": 0.1 * 0.5 ** (second / self.seconds),

@@ -34,17 +34,17 @@ def state(value: float) -> dict[str, object]:
     return {"module": {"w": torch.full((300,), value), "n": torch.tensor(3)}, "steps": 7, "betas": (0.9, None)}
 
 
-def save_all(folder, place, learners=2, keep=2):
+def save_all(folder, samples_seen, learners=2, keep=2):
     for rank in range(learners):
         saving = Checkpoints(folder, rank, keep)
-        saving.save(place, state(rank), range(learners))
+        saving.save(samples_seen, state(rank), range(learners))
         saving.close()
 
 
 def test_a_saved_state_comes_back_and_nothing_temporary_is_left(tmp_path):
     save_all(tmp_path, 100)
     chosen = choose(tmp_path)
-    assert chosen.place == 100
+    assert chosen.samples_seen == 100
     back = read_state(chosen.path(1))
     assert torch.equal(back["module"]["w"], torch.ones(300))
     assert (back["steps"], back["betas"]) == (7, (0.9, None))
@@ -65,10 +65,10 @@ def test_it_is_complete_only_when_all_have_saved(tmp_path):
     first = Checkpoints(tmp_path, 0, 2)
     first.save(200, state(0), [0, 1])
     first.close()
-    assert [each.place for each in complete(tmp_path)] == [100]
+    assert [each.samples_seen for each in complete(tmp_path)] == [100]
     slow.save(200, state(1), [0, 1])
     slow.close()
-    assert [each.place for each in complete(tmp_path)] == [100, 200]
+    assert [each.samples_seen for each in complete(tmp_path)] == [100, 200]
 
 
 def test_a_dead_learner_is_not_waited_for(tmp_path):
@@ -87,11 +87,11 @@ def test_a_learner_that_saved_and_left_is_part_of_it(tmp_path):
 
 
 def test_the_last_ones_and_the_best_are_kept(tmp_path):
-    for place in (100, 200, 300, 400):
-        save_all(tmp_path, place)
-        if place == 100:
+    for samples_seen in (100, 200, 300, 400):
+        save_all(tmp_path, samples_seen)
+        if samples_seen == 100:
             Checkpoints(tmp_path, 0, 2).mark_best(100)
-    assert [each.place for each in complete(tmp_path)] == [100, 300, 400]
+    assert [each.samples_seen for each in complete(tmp_path)] == [100, 300, 400]
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
@@ -109,7 +109,7 @@ def test_a_torn_or_altered_file_is_refused_by_name_and_the_previous_one_offered(
         path.unlink()
     with pytest.raises(CheckpointError, match=r"learner-1\.safetensors.*the one at 100 is whole: --resume 100"):
         choose(tmp_path)
-    assert choose(tmp_path, 100).place == 100
+    assert choose(tmp_path, 100).samples_seen == 100
 
 
 def test_a_manifest_that_is_no_manifest_is_refused_by_name(tmp_path):
@@ -163,8 +163,8 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch, c
 
 
 def test_going_back_puts_later_checkpoints_aside(tmp_path):
-    for place in (100, 200, 300):
-        save_all(tmp_path, place, keep=3)
+    for samples_seen in (100, 200, 300):
+        save_all(tmp_path, samples_seen, keep=3)
     checkpoint.abandon_after(tmp_path, 100)
-    assert [each.place for each in complete(tmp_path)] == [100]
+    assert [each.samples_seen for each in complete(tmp_path)] == [100]
     assert len(list(tmp_path.glob("abandoned-*/*/manifest.json"))) == 2

@@ -49,7 +49,7 @@ def test_members_share_a_chunk(samples, members, number):
 @given(samples=st.integers(1, 300), chunk=st.integers(1, 40), number=st.integers(0, 100))
 def test_the_place_of_a_chunk_counts_the_samples_before_it(samples, chunk, number):
     chunks = Chunks(samples, chunk, seed=0)
-    assert chunks.place(number) == sum(len(chunks.samples(before)) for before in range(number))
+    assert chunks.samples_before(number) == sum(len(chunks.samples(before)) for before in range(number))
 
 
 def test_epochs_are_shuffled_differently_and_seeds_matter():

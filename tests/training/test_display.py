@@ -16,7 +16,7 @@ def rows(path, learners=2):
             {
                 "kind": "learner",
                 "learner": rank,
-                "place": 500,
+                "samples_seen": 500,
                 "total": 1000,
                 "steps": 31,
                 "samples_per_s": 1234.0,
@@ -29,7 +29,14 @@ def rows(path, learners=2):
             }
         )
     sink.write(
-        {"kind": "evaluation", "split": "valid", "place": 500, "elapsed_s": 3.0, "samples": 9, "accuracy": 0.9375}
+        {
+            "kind": "evaluation",
+            "split": "valid",
+            "samples_seen": 500,
+            "elapsed_s": 3.0,
+            "samples": 9,
+            "accuracy": 0.9375,
+        }
     )
     sink.close()
 

@@ -42,7 +42,7 @@ def test_a_row_has_the_mean_loss_of_the_finite_steps_since_the_last():
 
 def test_tensorboard_writes_event_files(tmp_path):
     sink = TensorBoard(tmp_path)
-    sink.write({"kind": "evaluation", "split": "valid", "place": 10, "loss": 0.5})
+    sink.write({"kind": "evaluation", "split": "valid", "samples_seen": 10, "loss": 0.5})
     sink.close()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

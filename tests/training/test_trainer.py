@@ -64,10 +64,10 @@ def test_a_resumed_run_is_bit_identical_to_the_uninterrupted_one(tmp_path, strat
     config = tiny_config(strategy=strategy, learners=4, group_size=group_size, topology="ring", **SHORT)
     run_in_threads(config, tmp_path / "run")
     expected = weights(tmp_path / "run")
-    places = [each.place for each in checkpoint.complete(tmp_path / "run" / "checkpoints")]
+    places = [each.samples_seen for each in checkpoint.complete(tmp_path / "run" / "checkpoints")]
     assert places[0] < 2600
     (tmp_path / "run" / "model.safetensors").unlink()
-    run_in_threads(config, tmp_path / "run", place=places[0])
+    run_in_threads(config, tmp_path / "run", samples_seen=places[0])
     assert equal(weights(tmp_path / "run"), expected)
 
 
@@ -76,8 +76,8 @@ def test_an_asynchronous_run_resumes_and_counts_every_number_once(tmp_path, shar
     config = tiny_config(learners=3, **SHORT | {"data": {"batch": 20, "sharding": sharding}})
     run_in_threads(config, tmp_path / "run", prepare=stop_learner_after(1, 9))
     (saved,) = checkpoint.complete(tmp_path / "run" / "checkpoints")[-1:]
-    assert saved.place < 2600
-    trainers = run_in_threads(config, tmp_path / "run", place=saved.place)
+    assert saved.samples_seen < 2600
+    trainers = run_in_threads(config, tmp_path / "run", samples_seen=saved.samples_seen)
     used = Counter(number for trainer in trainers for number in trainer._used)
     assert used == Counter(range(trainers[0].plan.total))
 
@@ -130,7 +130,7 @@ def test_other_learners_go_on_from_the_mean(tmp_path, strategy, before, after, c
         trainer._restore = seen
 
     other = tiny_config(strategy=strategy, learners=after, **SHORT)
-    trainers = run_in_threads(other, tmp_path / "run", place=first.place, prepare=look)
+    trainers = run_in_threads(other, tmp_path / "run", samples_seen=first.samples_seen, prepare=look)
     assert len(begun) == after
     assert all(torch.equal(weight, mean) for weight in begun.values())
     assert f"{after} learners go on from the mean of the {before} that saved" in caplog.text

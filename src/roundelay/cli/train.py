@@ -177,9 +177,9 @@ def _prepare(config: Config, folder: Path, args: argparse.Namespace) -> int | No
         run_directory.begin(folder, config, command)
         return None
     chosen = checkpoint.choose(folder / "checkpoints", None if args.resume == NEWEST else args.resume)
-    checkpoint.abandon_after(folder / "checkpoints", chosen.place)
+    checkpoint.abandon_after(folder / "checkpoints", chosen.samples_seen)
     run_directory.write(folder, config, command)
-    print(f"going on with {folder} after {chosen.place:,} samples", file=sys.stderr)
+    print(f"going on with {folder} after {chosen.samples_seen:,} samples", file=sys.stderr)
     if len(chosen.files) != config.learners:
         print(f"{config.learners} learners go on from the mean of the {len(chosen.files)} that saved", file=sys.stderr)
-    return chosen.place
+    return chosen.samples_seen

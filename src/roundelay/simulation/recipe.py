@@ -55,7 +55,7 @@ class SimulatedRun:
         self._cursor = _Cursor()
         self.learners = [_RecipeLearner(self, rank) for rank in range(config.learners)]
         plan = self.learners[0].plan
-        self.total = plan.chunks.place(plan.total)
+        self.total = plan.chunks.samples_before(plan.total)
         self._sink = JsonLines(folder / "metrics.jsonl")
         self._arrived: dict[int, int] = {}
         self._mean = self.task.module()
@@ -78,7 +78,7 @@ class SimulatedRun:
         """Evaluate the mean model once: where learners step together when the last has come here, else with the first."""
         self._arrived[number] = self._arrived.get(number, 0) + 1
         if self._arrived[number] == (len(self.learners) if all_come else 1):
-            self._evaluate("valid", self.learners[0].plan.chunks.place(number))
+            self._evaluate("valid", self.learners[0].plan.chunks.samples_before(number))
 
     def _evaluate(self, split: str, place: int) -> dict[str, float]:
         self._mean.load_state_dict(mean_module([one.state() for one in self.learners if one.strategy.voice]))
@@ -86,7 +86,7 @@ class SimulatedRun:
             sums = self.task.evaluate(self._mean, split)
         samples = sums.pop("samples")
         figures = {name: total / max(samples, 1.0) for name, total in sums.items()}
-        self.write({"kind": "evaluation", "split": split, "place": place, "samples": samples} | figures)
+        self.write({"kind": "evaluation", "split": split, "samples_seen": place, "samples": samples} | figures)
         return figures
 
     def _leave(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class _RecipeLearner:
             config.schedule,
             batch=config.data.batch * size,
             epoch=len(run.task),
-            total=self.plan.chunks.place(self.plan.total),
+            total=self.plan.chunks.samples_before(self.plan.total),
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed * 1_000_003 + rank)
@@ -157,7 +157,7 @@ class _RecipeLearner:
     def _gradient(self, draw: Draw, batch: Any) -> float:  # noqa: ANN401
         number = self.plan.number_of_step(Position(0, self._steps)) if self.plan.in_step else draw.number
         for group in self._optimizer.param_groups:
-            group["lr"] = group.get("lr_scale", 1.0) * self._schedule.at(self.plan.chunks.place(number))
+            group["lr"] = group.get("lr_scale", 1.0) * self._schedule.at(self.plan.chunks.samples_before(number))
         self._optimizer.zero_grad()
         torch.set_rng_state(self._random)
         loss = self._run.task.loss(self.module, batch)
@@ -195,7 +195,7 @@ class _RecipeLearner:
         row: Row = {
             "kind": "learner",
             "learner": self.rank,
-            "place": self.plan.chunks.place(min(number, self.plan.total)),
+            "samples_seen": self.plan.chunks.samples_before(min(number, self.plan.total)),
             "total": self._run.total,
             "samples": self._samples,
             "skipped": self._skipped,

@@ -34,7 +34,7 @@ from roundelay.errors import CheckpointError
 
 log = logging.getLogger("roundelay")
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, BEST = "manifest.json", "best.json"
 
 # What reading a file can come to that somebody has written on purpose: any JSON instead of ours, nested as deep as he likes.
@@ -121,7 +121,7 @@ class Checkpoint:
     """A complete one."""
 
     folder: Path
-    place: int
+    samples_seen: int
     files: dict[int, tuple[str, str]]  # learner: name, sha256
 
     def path(self, learner: int) -> Path:
@@ -154,7 +154,7 @@ def _read_manifest(path: Path) -> Checkpoint:
         if manifest["format"] != FORMAT:
             raise CheckpointError(f"'{path}' has format {manifest['format']!r}; this version reads {FORMAT}")
         files = {int(each["learner"]): (_bare(each["file"]), str(each["sha256"])) for each in manifest["files"]}
-        return Checkpoint(path.parent, int(manifest["place"]), files)
+        return Checkpoint(path.parent, int(manifest["samples_seen"]), files)
     except CheckpointError:
         raise
     except _WRONG as error:
@@ -167,14 +167,16 @@ def _bare(name: str) -> str:
     return name
 
 
-def at(folder: Path, place: int) -> Checkpoint:
-    """The complete checkpoint at `place`, as its manifest describes it."""
-    return _read_manifest(folder / _name(place) / MANIFEST)
+def at(folder: Path, samples_seen: int) -> Checkpoint:
+    """The complete checkpoint at `samples_seen`, as its manifest describes it."""
+    return _read_manifest(folder / _name(samples_seen) / MANIFEST)
 
 
-def abandon_after(folder: Path, place: int) -> None:
-    """Put checkpoints aside that come after `place`: the run goes on from there, and will write them anew."""
-    later = [path for path in folder.iterdir() if path.is_dir() and path.name.isdigit() and int(path.name) > place]
+def abandon_after(folder: Path, samples_seen: int) -> None:
+    """Put checkpoints aside that come after `samples_seen`: the run goes on from there, and will write them anew."""
+    later = [
+        path for path in folder.iterdir() if path.is_dir() and path.name.isdigit() and int(path.name) > samples_seen
+    ]
     if later:
         aside = folder / f"abandoned-{time.strftime('%Y%m%d-%H%M%S')}"
         aside.mkdir(exist_ok=True)
@@ -182,17 +184,19 @@ def abandon_after(folder: Path, place: int) -> None:
             path.rename(aside / path.name)
 
 
-def choose(folder: Path, place: int | None = None) -> Checkpoint:
-    """The newest complete checkpoint, or the one at `place`, verified.
+def choose(folder: Path, samples_seen: int | None = None) -> Checkpoint:
+    """The newest complete checkpoint, or the one at `samples_seen`, verified.
 
     Raises CheckpointError if there is none, or if it is torn or altered; then it says which one can be used instead.
     """
     names = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))
     if not names:
         raise CheckpointError(f"there is no complete checkpoint in '{folder}'; start without --resume")
-    wanted = names[-1] if place is None else _name(place)
+    wanted = names[-1] if samples_seen is None else _name(samples_seen)
     if wanted not in names:
-        raise CheckpointError(f"there is no checkpoint at {place}; there are {', '.join(str(int(n)) for n in names)}")
+        raise CheckpointError(
+            f"there is no checkpoint at {samples_seen}; there are {', '.join(str(int(n)) for n in names)}"
+        )
     try:
         return _whole(folder / wanted)
     except CheckpointError as error:
@@ -215,8 +219,8 @@ def _whole(folder: Path) -> Checkpoint:
     return checkpoint
 
 
-def _name(place: int) -> str:
-    return f"{place:015d}"
+def _name(samples_seen: int) -> str:
+    return f"{samples_seen:015d}"
 
 
 class Checkpoints:
@@ -233,14 +237,14 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="roundelay-checkpoint")
         self._writing: Future[None] | None = None
 
-    def save(self, place: int, state: Any, learners: Iterable[int]) -> None:  # noqa: ANN401
+    def save(self, samples_seen: int, state: Any, learners: Iterable[int]) -> None:  # noqa: ANN401
         """Copy the state, and write it in the background; complete when all `learners` have done so."""
         self.wait()
-        self._writing = self._writer.submit(self._write, place, snapshot(state), tuple(learners))
+        self._writing = self._writer.submit(self._write, samples_seen, snapshot(state), tuple(learners))
 
-    def path(self, place: int, learner: int) -> Path:
-        """Where that learner's file of that place is."""
-        return self.folder / _name(place) / f"learner-{learner}.safetensors"
+    def path(self, samples_seen: int, learner: int) -> Path:
+        """Where that learner's file of that samples_seen is."""
+        return self.folder / _name(samples_seen) / f"learner-{learner}.safetensors"
 
     def wait(self) -> None:
         """Until the last one is written."""
@@ -257,9 +261,9 @@ class Checkpoints:
         self.wait()
         self._writer.shutdown()
 
-    def _write(self, place: int, state: Any, learners: tuple[int, ...]) -> None:  # noqa: ANN401
+    def _write(self, samples_seen: int, state: Any, learners: tuple[int, ...]) -> None:  # noqa: ANN401
         data = encoded(state)
-        folder = self.folder / _name(place)
+        folder = self.folder / _name(samples_seen)
         folder.mkdir(parents=True, exist_ok=True)
         name = f"learner-{self._rank}"
         write_whole(folder / f"{name}.safetensors", data)
@@ -270,26 +274,26 @@ class Checkpoints:
             "bytes": len(data),
         }
         write_whole(folder / f"{name}.json", json.dumps(entry).encode())
-        self._complete(folder, place, learners)
+        self._complete(folder, samples_seen, learners)
 
-    def _complete(self, folder: Path, place: int, learners: tuple[int, ...]) -> None:
+    def _complete(self, folder: Path, samples_seen: int, learners: tuple[int, ...]) -> None:
         """Whoever finds everybody's file writes the manifest; those who saved and left are part of it, too."""
         entries = [json.loads(entry.read_text()) for entry in sorted(folder.glob("learner-*.json"))]
         if not {entry["learner"] for entry in entries} >= set(learners):
             return
         files = sorted(entries, key=lambda entry: int(entry["learner"]))
-        document = {"format": FORMAT, "place": place, "files": files}
+        document = {"format": FORMAT, "samples_seen": samples_seen, "files": files}
         write_whole(folder / MANIFEST, json.dumps(document, indent=2).encode())
         self._prune()
 
-    def mark_best(self, place: int) -> None:
+    def mark_best(self, samples_seen: int) -> None:
         """Never prune that one."""
-        write_whole(self.folder / BEST, json.dumps({"place": place}).encode())
+        write_whole(self.folder / BEST, json.dumps({"samples_seen": samples_seen}).encode())
 
     def best(self) -> int | None:
-        """The place of the one judged best."""
+        """The samples_seen of the one judged best."""
         with contextlib.suppress(*_WRONG):
-            return int(json.loads((self.folder / BEST).read_text())["place"])
+            return int(json.loads((self.folder / BEST).read_text())["samples_seen"])
         return None
 
     def _prune(self) -> None:

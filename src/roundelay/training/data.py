@@ -27,7 +27,7 @@ class Chunks:
     >>> chunks = Chunks(samples=10, chunk=4, seed=0)
     >>> [len(chunks.samples(number)) for number in range(chunks.per_epoch)]
     [3, 3, 4]
-    >>> chunks.place(0), chunks.place(3), chunks.place(4)
+    >>> chunks.samples_before(0), chunks.samples_before(3), chunks.samples_before(4)
     (0, 10, 13)
     """
 
@@ -41,7 +41,7 @@ class Chunks:
             self._order = epoch, np.random.default_rng((self._seed, epoch)).permutation(self.size)
         return self._order[1]
 
-    def place(self, number: int) -> int:
+    def samples_before(self, number: int) -> int:
         """How many samples come before that chunk."""
         epoch, index = divmod(number, self.per_epoch)
         return epoch * self.size + index * self.size // self.per_epoch

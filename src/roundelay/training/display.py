@@ -38,7 +38,7 @@ class Display:
         self._gone: dict[int, str] = {}
         self._learners = learners
         self._evaluation = ""
-        self.elapsed_s, self.place = 0.0, 0  # how far the run is
+        self.elapsed_s, self.samples_seen = 0.0, 0  # how far the run is
         self._last_line = time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -73,12 +73,12 @@ class Display:
         """Read what is new, and show it."""
         for row in self._new_rows():
             self.elapsed_s = max(self.elapsed_s, row.get("elapsed_s", 0.0))
-            self.place = max(self.place, row.get("place", 0))
+            self.samples_seen = max(self.samples_seen, row.get("samples_seen", 0))
             if row["kind"] == "learner":
                 self._rows[row["learner"]] = row
                 self._gone.pop(row["learner"], None)  # it has come back
-                epochs = f"{row['place']:,} of {row['total']:,} samples"
-                self._progress.update(self._bar, completed=row["place"], total=row["total"], description=epochs)
+                epochs = f"{row['samples_seen']:,} of {row['total']:,} samples"
+                self._progress.update(self._bar, completed=row["samples_seen"], total=row["total"], description=epochs)
             elif row["kind"] == "evaluation":
                 self._evaluation = _evaluation_text(row)
                 if not self._console.is_terminal:
@@ -99,11 +99,13 @@ class Display:
 
     def _line(self) -> str:
         rows = self._rows.values()
-        place, total = max(row["place"] for row in rows), max(row["total"] for row in rows)
+        samples_seen, total = max(row["samples_seen"] for row in rows), max(row["total"] for row in rows)
         losses = [row["loss"] for row in rows if "loss" in row]
         speed = sum(row["samples_per_s"] for row in rows)
         loss = f", loss {sum(losses) / len(losses):.4f}" if losses else ""
-        return f"{place:,} of {total:,} samples ({place / max(total, 1):.0%}), {speed:,.0f} samples/s{loss}"
+        return (
+            f"{samples_seen:,} of {total:,} samples ({samples_seen / max(total, 1):.0%}), {speed:,.0f} samples/s{loss}"
+        )
 
     def _render(self) -> Group:
         table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=True)
@@ -136,6 +138,6 @@ def _number(value: Any, form: str) -> str:  # noqa: ANN401
 
 
 def _evaluation_text(row: Row) -> str:
-    known = ("kind", "split", "place", "elapsed_s", "samples")
+    known = ("kind", "split", "samples_seen", "elapsed_s", "samples")
     figures = ", ".join(f"{name} {value:.4f}" for name, value in row.items() if name not in known)
-    return f"mean model after {row['place']:,} samples, {row['elapsed_s']:.0f} s: {row['split']} {figures}"
+    return f"mean model after {row['samples_seen']:,} samples, {row['elapsed_s']:.0f} s: {row['split']} {figures}"

@@ -61,8 +61,8 @@ class TensorBoard:
         """Every number of the row."""
         prefix = row.get("split", row["kind"])
         for name, value in row.items():
-            if isinstance(value, int | float) and name not in ("place", "learner"):
-                self._writer.add_scalar(f"{prefix}/{name}", value, row["place"])
+            if isinstance(value, int | float) and name not in ("samples_seen", "learner"):
+                self._writer.add_scalar(f"{prefix}/{name}", value, row["samples_seen"])
 
     def close(self) -> None:
         """Flush."""

@@ -200,7 +200,7 @@ class Supervisor:
             if event["event"] == "left":  # in order: every run ends so
                 continue
             sink = JsonLines(self.folder / run_directory.METRICS)
-            sink.write(event | {"elapsed_s": display.elapsed_s, "place": display.place})
+            sink.write(event | {"elapsed_s": display.elapsed_s, "samples_seen": display.samples_seen})
             sink.close()
             if event["event"] == "stopping":
                 self._stopping = event["reason"]

@@ -76,7 +76,7 @@ class Trainer:
         self.company = Company(config, line, door, Carried(self.module, self.optimizer), members=members)
         self.id = self.company.id
         self.plan = Partition.of(config, world, len(self.task), self.id)
-        self._samples_in_run = self.plan.chunks.place(self.plan.total)
+        self._samples_in_run = self.plan.chunks.samples_before(self.plan.total)
         self.schedule = Schedule(
             config.optimizer,
             config.schedule,
@@ -146,7 +146,7 @@ class Trainer:
     def _begin_at(self, number: int) -> None:
         """Marks before that chunk are others' business, or an earlier part's."""
         self._mark = number // self.plan.every
-        self.judge.newest = self.plan.chunks.place(number)
+        self.judge.newest = self.plan.chunks.samples_before(number)
 
     # Who takes part -----------------------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Trainer:
             if saved is not None:
                 self._restore(saved)
                 if self.world.rank == 0:
-                    self._write({"kind": "event", "event": "resumed", "place": self.judge.newest})
+                    self._write({"kind": "event", "event": "resumed", "samples_seen": self.judge.newest})
             if not self._taken_part:
                 self._taken_part, self._began = True, time.perf_counter()
             self.company.follow(self.learner)
@@ -244,7 +244,7 @@ class Trainer:
         began = time.perf_counter() - self.learner.waited_s
         number = self.plan.number_of_step(self._position()) if self.plan.in_step else draw.number
         for group in self.optimizer.param_groups:
-            group["lr"] = group.get("lr_scale", 1.0) * self.schedule.at(self.plan.chunks.place(number))
+            group["lr"] = group.get("lr_scale", 1.0) * self.schedule.at(self.plan.chunks.samples_before(number))
         loss = self.task.loss(self.module, batch)
         loss.backward()
         if self._slowness > 1:
@@ -316,7 +316,7 @@ class Trainer:
     def _at_mark(self, number: int) -> None:
         self._save(number)
         if self.plan.in_step:
-            self.judge.together(self.learner, "valid", self.plan.chunks.place(number))
+            self.judge.together(self.learner, "valid", self.plan.chunks.samples_before(number))
 
     # Saving ---------------------------------------------------------------------------------------------------------------
 
@@ -331,7 +331,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
         }
         state = state_of(self._position(), self.plan, self._counts, self.learner.strategy.voice, parts)
-        self.checkpoints.save(self.plan.chunks.place(number), state, self.learner.membership.living)
+        self.checkpoints.save(self.plan.chunks.samples_before(number), state, self.learner.membership.living)
 
     def _restore(self, state: dict[str, Any]) -> None:
         begun = self.learner.state_dict()
@@ -400,7 +400,7 @@ class Trainer:
         row: Row = {
             "kind": "learner",
             "learner": self.id,
-            "place": self.plan.chunks.place(min(number, self.plan.total)),
+            "samples_seen": self.plan.chunks.samples_before(min(number, self.plan.total)),
             "total": self._samples_in_run,
             "samples": self._counts.samples,
             "skipped": self._counts.skipped,

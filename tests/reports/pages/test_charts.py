@@ -39,7 +39,7 @@ def test_loss_and_other_figures_stand_over_time_and_over_samples(made):
     (curve,) = styled(titled(found, "wer"), "marked")
     seconds = list(range(0, 41, 4))
     assert curve["x"]["time"] == seconds
-    assert curve["x"]["samples"] == [run.place(second) for second in seconds]
+    assert curve["x"]["samples"] == [run.samples_seen(second) for second in seconds]
     assert curve["y"] == pytest.approx([run.figures(second)["wer"] for second in seconds], rel=1e-5)
 
 
@@ -53,7 +53,7 @@ def test_the_training_loss_is_the_mean_of_the_learners(made):
 
 def test_a_test_is_drawn_as_points(made, tmp_path):
     (run,) = made(SyntheticRun())
-    run.add({"kind": "evaluation", "split": "test", "place": 9, "elapsed_s": 41.0, "loss": 0.5})
+    run.add({"kind": "evaluation", "split": "test", "samples_seen": 9, "elapsed_s": 41.0, "loss": 0.5})
     (points,) = styled(titled(curves.learning([run]), "loss"), "points")
     assert points["y"] == [0.5]
 
@@ -122,7 +122,7 @@ def test_events_are_marked_at_their_time_and_place(made):
     (mark,) = curves.marks(made(run))
     assert mark["text"] == "lost, learner 1"
     assert mark["x"]["time"] == 20.0
-    assert mark["x"]["samples"] == pytest.approx(run.place(20), rel=0.05)
+    assert mark["x"]["samples"] == pytest.approx(run.samples_seen(20), rel=0.05)
 
 
 def test_panels_of_several_runs_share_an_axis(made):
@@ -135,7 +135,7 @@ def test_panels_of_several_runs_share_an_axis(made):
 
 def test_losses_that_are_no_numbers_leave_gaps_and_valid_json(made):
     (run,) = made(SyntheticRun())
-    row = {"kind": "evaluation", "split": "valid", "place": 10**9, "elapsed_s": 50.0, "loss": math.nan}
+    row = {"kind": "evaluation", "split": "valid", "samples_seen": 10**9, "elapsed_s": 50.0, "loss": math.nan}
     run.add(row)
     run.add(row | {"elapsed_s": 51.0, "loss": math.inf})
     chart = titled(curves.learning([run]), "loss")

@@ -113,7 +113,7 @@ def test_whatever_files_contain_is_text(report, tmp_path):
     (folder / "results.json").write_text(json.dumps({"finished": True, "valid": {EVIL: 1.0}}))
     with (folder / "metrics.jsonl").open("a") as file:
         event = {"kind": "event", "event": EVIL, "learner": EVIL, "elapsed_s": 3.0, "reason": EVIL}
-        row = {"kind": "evaluation", "split": EVIL, "place": 1, "elapsed_s": 1.0, EVIL: 2.0}
+        row = {"kind": "evaluation", "split": EVIL, "samples_seen": 1, "elapsed_s": 1.0, EVIL: 2.0}
         file.write(json.dumps(event) + "\n" + json.dumps(row) + "\n")
     parsed = report(folder)
     assert len(parsed.scripts) == 3
@@ -172,7 +172,7 @@ def test_a_run_under_way_shows_its_last_evaluation_and_its_progress(report, tmp_
     run = SyntheticRun(finished=False)
     folder = run.write(tmp_path / "a")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) | {"total": 2 * run.place(40)} for line in lines]
+    rows = [json.loads(line) | {"total": 2 * run.samples_seen(40)} for line in lines]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + lines[-1][:40])
     (row,) = table_with(report(folder), "strategy")
     assert row["state"] == "not finished: 50% of its budget, last heard after 40.0 s"
@@ -220,7 +220,7 @@ def test_the_page_of_one_run_is_headed_by_it_and_of_several_by_their_number(repo
 def test_time_is_counted_in_a_unit_that_suits_it(report, tmp_path, seconds, unit):
     folder = tmp_path / "a"
     folder.mkdir()
-    row = {"kind": "evaluation", "split": "valid", "place": 10, "elapsed_s": seconds, "loss": 1.0}
+    row = {"kind": "evaluation", "split": "valid", "samples_seen": 10, "elapsed_s": seconds, "loss": 1.0}
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     assert report(folder).report["unit"] == unit
 

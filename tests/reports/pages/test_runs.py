@@ -15,8 +15,8 @@ from roundelay.reports.pages.runs import Run, read_runs
 from roundelay.reports.pages.tracks import Track, grid, on_grid, thinned
 
 
-def learner(place: float, elapsed_s: float, loss: float = 1.0, rank: int = 0) -> dict[str, object]:
-    return {"kind": "learner", "learner": rank, "place": place, "elapsed_s": elapsed_s, "loss": loss}
+def learner(samples_seen: float, elapsed_s: float, loss: float = 1.0, rank: int = 0) -> dict[str, object]:
+    return {"kind": "learner", "learner": rank, "samples_seen": samples_seen, "elapsed_s": elapsed_s, "loss": loss}
 
 
 def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
@@ -33,7 +33,7 @@ def track(*rows: dict[str, object]) -> Track:
 
 def test_rows_after_the_checkpoint_that_a_run_was_resumed_from_are_taken_back():
     resumed = track(learner(10, 1.0, 3.0), learner(20, 2.0, 2.0), learner(30, 3.0, 9.0), learner(25, 2.5, 1.0))
-    assert resumed["place"].tolist() == [10, 20, 25]
+    assert resumed["samples_seen"].tolist() == [10, 20, 25]
     assert resumed["loss"].tolist() == [3.0, 2.0, 1.0]
     assert resumed["elapsed_s"].tolist() == [1.0, 2.0, 2.5]
 
@@ -43,9 +43,12 @@ def test_a_clock_that_began_anew_goes_on_from_the_row_before():
     assert resumed["elapsed_s"].tolist() == [1.0, 1.0, 2.0]
 
 
-def test_what_a_row_lacks_is_nan_and_a_row_without_time_or_place_is_left_out():
+def test_what_a_row_lacks_is_nan_and_a_row_without_time_or_samples_seen_is_left_out():
     some = track(
-        learner(1, 1.0), {"place": 2, "elapsed_s": 2.0, "wer": 0.5}, {"place": 3}, {"place": "x", "elapsed_s": 1}
+        learner(1, 1.0),
+        {"samples_seen": 2, "elapsed_s": 2.0, "wer": 0.5},
+        {"samples_seen": 3},
+        {"samples_seen": "x", "elapsed_s": 1},
     )
     assert len(some) == 2
     assert math.isnan(some["loss"][1])
@@ -119,8 +122,8 @@ def test_samples_at_a_time_are_read_off_the_learners(tmp_path):
     run = SyntheticRun()
     (read,) = read_runs([run.write(tmp_path / "a")])
     times = np.array([10.0, 20.0])
-    assert read.place_at(times) == pytest.approx([run.place(10), run.place(20)], rel=0.01)
-    assert np.isnan(Run("empty").place_at(times)).all()
+    assert read.samples_seen_at(times) == pytest.approx([run.samples_seen(10), run.samples_seen(20)], rel=0.01)
+    assert np.isnan(Run("empty").samples_seen_at(times)).all()
 
 
 def test_the_same_run_twice_is_one_run(tmp_path):

@@ -54,7 +54,7 @@ def colour(index: int) -> str:
 
 def curve(track: Track, name: str) -> Trace:
     """A column of a track."""
-    x = {"time": numbers(thinned(track["elapsed_s"])), "samples": numbers(thinned(track["place"]))}
+    x = {"time": numbers(thinned(track["elapsed_s"])), "samples": numbers(thinned(track["samples_seen"]))}
     return {"x": x, "y": numbers(thinned(track[name]))}
 
 
@@ -78,7 +78,7 @@ def heat(x: Any, learners: list[int], values: Numbers) -> Trace:  # noqa: ANN401
 
 def over(run: Run, times: Numbers) -> dict[str, list[float | None]]:
     """Both abscissae of these times."""
-    return {"time": numbers(times), "samples": numbers(run.place_at(times))}
+    return {"time": numbers(times), "samples": numbers(run.samples_seen_at(times))}
 
 
 def top_of(traces: Iterable[Trace]) -> float | None:

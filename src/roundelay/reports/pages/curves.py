@@ -67,7 +67,7 @@ def marks(runs: Sequence[Run]) -> list[dict[str, Any]]:
     for index, run in enumerate(runs):
         events = [row for row in run.events if math.isfinite(number(row.get("elapsed_s")))]
         times = np.array([number(row["elapsed_s"]) for row in events])
-        for row, time, place in zip(events, times, run.place_at(times), strict=True):
+        for row, time, place in zip(events, times, run.samples_seen_at(times), strict=True):
             x = {"time": rounded(time), "samples": rounded(place)}
             found.append({"run": index, "colour": colour(index), "x": x, "text": describe(row)})
     return found if len(found) <= MOST_MARKS else []

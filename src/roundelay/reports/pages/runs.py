@@ -19,7 +19,7 @@ from roundelay.training.recipes import read_toml
 
 # Of a learner's rows these are drawn over time; of the others only the last value is shown.
 OVER_TIME = frozenset({"loss", "lr", "samples_per_s", "spread", "staleness_mean"})
-NO_FIGURES = frozenset({"place", "elapsed_s", "samples", "learner"})
+NO_FIGURES = frozenset({"samples_seen", "elapsed_s", "samples", "learner"})
 SPLITS = ("valid", "test")
 METRICS = "metrics*.jsonl"
 
@@ -101,11 +101,11 @@ class Run:
         if not tracks:
             return np.empty(0), np.empty(0)
         times = np.concatenate([track["elapsed_s"] for track in tracks])
-        places = np.concatenate([track["place"] for track in tracks])
+        places = np.concatenate([track["samples_seen"] for track in tracks])
         order = np.argsort(times, kind="stable")
         return times[order], np.maximum.accumulate(places[order])
 
-    def place_at(self, times: Numbers) -> Numbers:
+    def samples_seen_at(self, times: Numbers) -> Numbers:
         """Samples that all learners had used by these times."""
         known, places = self.clock
         return np.interp(times, known, places) if len(known) else np.full(len(times), np.nan)

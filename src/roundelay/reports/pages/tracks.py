@@ -18,7 +18,7 @@ MOST_POINTS = 240  # of a curve: more than a chart has room for
 class Track:
     """Columns of numbers, one entry a row; what a row lacks is NaN.
 
-    A run that was resumed from a checkpoint tells again what it had told after that checkpoint: a row whose place lies
+    A run that was resumed from a checkpoint tells again what it had told after that checkpoint: a row whose `samples_seen` lies
     before the last one's takes back the rows after it, and where its clock began anew it goes on from theirs.
 
     Args:
@@ -27,12 +27,12 @@ class Track:
 
     def __init__(self, names: frozenset[str] | None = None) -> None:
         self._names = names
-        self._columns: dict[str, array[float]] = {"place": array("d"), "elapsed_s": array("d")}
+        self._columns: dict[str, array[float]] = {"samples_seen": array("d"), "elapsed_s": array("d")}
         self._shift_s = 0.0
         self.last: Mapping[str, Any] = {}
 
     def __len__(self) -> int:
-        return len(self._columns["place"])
+        return len(self._columns["samples_seen"])
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns and not np.isnan(self[name]).all()
@@ -47,24 +47,24 @@ class Track:
         return [name for name in self._columns if name in self]
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """One more row; one without a time and a place is left out."""
+        """One more row; one without `elapsed_s` or `samples_seen` is left out."""
         kept = row.keys() if self._names is None else row.keys() & self._names
         numbers = {key: number(row[key]) for key in kept}
-        place, elapsed_s = number(row.get("place")), number(row.get("elapsed_s"))
-        if not (math.isfinite(place) and math.isfinite(elapsed_s)):
+        samples_seen, elapsed_s = number(row.get("samples_seen")), number(row.get("elapsed_s"))
+        if not (math.isfinite(samples_seen) and math.isfinite(elapsed_s)):
             return
-        self._take_back(place)
+        self._take_back(samples_seen)
         if len(self) and elapsed_s + self._shift_s < self._columns["elapsed_s"][-1]:
             self._shift_s = self._columns["elapsed_s"][-1] - elapsed_s
-        numbers |= {"place": place, "elapsed_s": elapsed_s + self._shift_s}
+        numbers |= {"samples_seen": samples_seen, "elapsed_s": elapsed_s + self._shift_s}
         for name in numbers.keys() - self._columns.keys():
             self._columns[name] = array("d", [math.nan]) * len(self)
         for name, column in self._columns.items():
             column.append(numbers.get(name, math.nan))
         self.last = row
 
-    def _take_back(self, place: float) -> None:
-        while len(self) and self._columns["place"][-1] > place:
+    def _take_back(self, samples_seen: float) -> None:
+        while len(self) and self._columns["samples_seen"][-1] > samples_seen:
             for column in self._columns.values():
                 column.pop()
 

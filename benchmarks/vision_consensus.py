@@ -15,10 +15,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from roundelay.training.average import mean_module, mean_tree
-from roundelay.training.checkpoint import choose, read_state
+from roundelay.training.checkpoint import choose
 from roundelay.training.evaluator import evaluating
 from roundelay.training.run_result import SPLITS, FinishedRun
+from roundelay.weights.average import mean_module, mean_tree
+from roundelay.weights.serialization import read_state
 
 Module = dict[str, Tensor]
 STATISTICS = ("running_mean", "running_var")

@@ -18,6 +18,7 @@ from roundelay.errors import CheckpointError, ConfigError, RoundelayError
 from roundelay.training import checkpoint, config, recipes
 from roundelay.training.checkpoint import Checkpoints
 from roundelay.training.config import Config
+from roundelay.weights import serialization
 
 MANY = settings(max_examples=300)
 DEEP = 100_000
@@ -70,7 +71,7 @@ def safetensors_with(state: str) -> bytes:
 def read_state(data: bytes) -> object:
     path = written(data, "learner-0.safetensors")
     try:
-        return checkpoint.read_state(path)
+        return serialization.read_state(path)
     except CheckpointError:
         return None
     finally:

@@ -18,6 +18,7 @@ import pytest
 
 from roundelay.cli import main
 from roundelay.training import checkpoint
+from roundelay.weights.serialization import read_state
 
 PATIENCE_S = 240.0
 COMMAND = [sys.executable, "-m", "roundelay", "train", "tiny"]
@@ -163,7 +164,7 @@ def test_with_a_learner_ten_times_slower_every_sample_is_used_exactly_once_an_ep
     ended = train(folder, "--epochs", "3", "--slow", "0:10", "--set", "data.sharding=dynamic")
     assert ended.returncode == 0, ended.stderr
     last = checkpoint.choose(folder / "checkpoints")
-    used = [checkpoint.read_state(last.path(learner))["used"].tolist() for learner in range(4)]
+    used = [read_state(last.path(learner))["used"].tolist() for learner in range(4)]
     assert Counter(number for numbers in used for number in numbers) == Counter(range(3 * 82))
     assert len(used[0]) < min(map(len, used[1:]))
 

@@ -15,10 +15,11 @@ from roundelay.simulation.compute import constant, slowed
 from roundelay.simulation.network import Links
 from roundelay.simulation.recipe import SimulatedRun
 from roundelay.training import recipes
-from roundelay.training.checkpoint import complete, read_state
+from roundelay.training.checkpoint import complete
 from roundelay.training.config import Config
 from roundelay.training.metrics import read_rows
 from roundelay.training.run_result import FinishedRun
+from roundelay.weights.serialization import read_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

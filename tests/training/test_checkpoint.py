@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 
 import pytest
 import torch
@@ -9,25 +8,8 @@ from hypothesis import given, settings, strategies as st
 
 from roundelay.errors import CheckpointError
 from roundelay.training import checkpoint
-from roundelay.training.checkpoint import Checkpoints, choose, complete, join_tree, read_state, split_tree
-
-KEYS = st.text("abc/", min_size=1, max_size=3) | st.integers(0, 5)
-TREES = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.text("xyz", max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(KEYS, inner, max_size=3),
-    max_leaves=10,
-)
-
-
-@given(TREES)
-def test_a_tree_goes_through_json_and_comes_back(tree):
-    shape, tensors = split_tree(tree)
-    assert join_tree(json.loads(json.dumps(shape)), tensors) == tree
-
-
-def test_what_is_neither_tensor_nor_plain_is_refused_with_its_place():
-    with pytest.raises(CheckpointError, match="cannot save /a/0: a set is neither a tensor nor a plain value"):
-        split_tree({"a": [set()]})
+from roundelay.training.checkpoint import Checkpoints, choose, complete
+from roundelay.weights.serialization import read_state
 
 
 def state(value: float) -> dict[str, object]:

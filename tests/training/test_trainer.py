@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from roundelay.errors import DivergedError
 from roundelay.training import checkpoint
 from roundelay.training.metrics import read_rows
+from roundelay.weights.serialization import read_state
 
 SHORT = {"budget": {"epochs": 2.0}, "data": {"batch": 20}, "checkpoint": {"every_epochs": 0.5}}
 STRATEGIES = ["adpsgd", "dpsgd", "allreduce", "delay-by-one", "delay-by-one-gradients"]
@@ -116,7 +117,7 @@ def test_other_learners_go_on_from_the_mean(tmp_path, strategy, before, after, c
     config = tiny_config(strategy=strategy, learners=before, **SHORT)
     run_in_threads(config, tmp_path / "run")
     first = checkpoint.complete(tmp_path / "run" / "checkpoints")[0]
-    states = [checkpoint.read_state(first.path(rank)) for rank in range(before)]
+    states = [read_state(first.path(rank)) for rank in range(before)]
     mean = torch.stack([state["module"]["0.weight"] for state in states]).double().mean(0).float()
     begun = {}
 

@@ -22,7 +22,6 @@ from roundelay.cluster.membership import Membership
 from roundelay.cluster.rendezvous.cursor import Cursor
 from roundelay.simulation.compute import Compute
 from roundelay.simulation.network import Links, ModelledNetwork
-from roundelay.training.average import mean_module
 from roundelay.training.build import optimizer_of, strategy_of
 from roundelay.training.checkpoint import write_whole
 from roundelay.training.config import Config
@@ -32,6 +31,7 @@ from roundelay.training.metrics import JsonLines, Row
 from roundelay.training.partition import Partition, Position
 from roundelay.training.recipes import as_table, task_class
 from roundelay.training.schedule import Schedule
+from roundelay.weights.average import mean_module
 from roundelay.weights.replica import Replica
 
 Progress = Callable[[float], None]

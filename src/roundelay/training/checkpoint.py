@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterable
@@ -26,94 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
-
 from roundelay.errors import CheckpointError
+from roundelay.weights.serialization import UNREADABLE, snapshot, to_bytes
 
 log = logging.getLogger("roundelay")
 
 FORMAT = 2
 MANIFEST, BEST = "manifest.json", "best.json"
-
-# What reading a file can come to that somebody has written on purpose: any JSON instead of ours, nested as deep as he likes.
-_WRONG = (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-
-
-def split_tree(tree: Any, path: str = "") -> tuple[Any, dict[str, Tensor]]:  # noqa: ANN401
-    """A tree of dictionaries, lists, tuples, tensors and plain values as JSON, and the tensors that it refers to.
-
-    >>> import torch
-    >>> split_tree({"x": torch.zeros(2), 3: (1.5, None)})[0]
-    {'pairs': [['x', {'tensor': '/x'}], [3, {'tuple': [1.5, None]}]]}
-    """
-    if isinstance(tree, Tensor):
-        return {"tensor": path}, {path: tree}
-    if isinstance(tree, dict):
-        parts = {key: split_tree(value, f"{path}/{key}") for key, value in tree.items()}
-        return {"pairs": [[key, part[0]] for key, part in parts.items()]}, _merged(part[1] for part in parts.values())
-    if isinstance(tree, list | tuple):
-        items = [split_tree(value, f"{path}/{index}") for index, value in enumerate(tree)]
-        kind = "tuple" if isinstance(tree, tuple) else "list"
-        return {kind: [item[0] for item in items]}, _merged(item[1] for item in items)
-    if tree is None or isinstance(tree, bool | int | float | str):
-        return tree, {}
-    raise CheckpointError(
-        f"cannot save {path or 'this'}: a {type(tree).__name__} is neither a tensor nor a plain value"
-    )
-
-
-def join_tree(shape: Any, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401
-    """The tree that `split_tree` took apart."""
-    if not isinstance(shape, dict):
-        return shape
-    ((kind, value),) = shape.items()
-    if kind == "tensor":
-        return tensors[value]
-    if kind == "pairs":
-        return {key: join_tree(item, tensors) for key, item in value}
-    items = [join_tree(item, tensors) for item in value]
-    return tuple(items) if kind == "tuple" else items
-
-
-def _merged(dictionaries: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {key: value for each in dictionaries for key, value in each.items()}
-
-
-def read_state(path: Path) -> Any:  # noqa: ANN401
-    """What a learner saved. Raises CheckpointError if the file is not what was written."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            shape = json.loads((file.metadata() or {})["state"])
-            return join_tree(shape, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except _WRONG as error:
-        raise CheckpointError(f"'{path}' is torn or altered: {type(error).__name__}: {error}") from error
-
-
-def encoded(state: Any) -> bytes:  # noqa: ANN401
-    """A tree as the bytes of a safetensors file."""
-    shape, tensors = split_tree(state)
-    return save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"state": json.dumps(shape)})
-
-
-def decoded(data: bytes) -> Any:  # noqa: ANN401
-    """The tree that `encoded` took. Raises CheckpointError if these bytes are none."""
-    with tempfile.TemporaryDirectory(prefix="roundelay-") as folder:  # the library reads metadata from files only
-        path = Path(folder) / "state.safetensors"
-        path.write_bytes(data)
-        return read_state(path)
-
-
-def snapshot(tree: Any) -> Any:  # noqa: ANN401
-    """A copy of the tree that training does not change any more; tensors come to the CPU."""
-    if isinstance(tree, Tensor):
-        return tree.detach().to("cpu", copy=True)
-    if isinstance(tree, dict):
-        return {key: snapshot(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(snapshot(value) for value in tree)
-    return tree
 
 
 @dataclass(frozen=True)
@@ -157,7 +75,7 @@ def _read_manifest(path: Path) -> Checkpoint:
         return Checkpoint(path.parent, int(manifest["samples_seen"]), files)
     except CheckpointError:
         raise
-    except _WRONG as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"'{path}' is torn or altered: {type(error).__name__}: {error}") from error
 
 
@@ -262,7 +180,7 @@ class Checkpoints:
         self._writer.shutdown()
 
     def _write(self, samples_seen: int, state: Any, learners: tuple[int, ...]) -> None:  # noqa: ANN401
-        data = encoded(state)
+        data = to_bytes(state)
         folder = self.folder / _name(samples_seen)
         folder.mkdir(parents=True, exist_ok=True)
         name = f"learner-{self._rank}"
@@ -292,7 +210,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The samples_seen of the one judged best."""
-        with contextlib.suppress(*_WRONG):
+        with contextlib.suppress(*UNREADABLE):
             return int(json.loads((self.folder / BEST).read_text())["samples_seen"])
         return None
 

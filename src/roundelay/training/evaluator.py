@@ -12,11 +12,12 @@ from torch import nn
 
 from roundelay.cluster.environment import World
 from roundelay.learner import Learner
-from roundelay.training import average
-from roundelay.training.checkpoint import Checkpoints, complete, read_state
+from roundelay.training.checkpoint import Checkpoints, complete
 from roundelay.training.metrics import Row
 from roundelay.training.state import random_state, set_random_state
 from roundelay.training.task import Task
+from roundelay.weights import average
+from roundelay.weights.serialization import read_state
 
 
 class Evaluator:

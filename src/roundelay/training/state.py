@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundelay.training import average
-from roundelay.training.checkpoint import Checkpoint, decoded, encoded, read_state
+from roundelay.training.checkpoint import Checkpoint
 from roundelay.training.partition import Partition, Position
+from roundelay.weights import average
 from roundelay.weights.replica import Flat
+from roundelay.weights.serialization import from_bytes, read_state, to_bytes
 
 log = logging.getLogger("roundelay")
 
@@ -113,12 +114,12 @@ class Carried:
         if live is not None:
             names = [name for name, weight in self._module.named_parameters() if weight.requires_grad]
             module |= dict(zip(names, live.views, strict=True))
-        data = encoded({"module": module, "optimizer": self._optimizer.state_dict(), "voice": 1.0})
+        data = to_bytes({"module": module, "optimizer": self._optimizer.state_dict(), "voice": 1.0})
         return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
     def adopt(self, states: Sequence[Tensor]) -> None:
         """Go on with the mean of these."""
-        mean = mean_state([decoded(state.numpy().tobytes()) for state in states])
+        mean = mean_state([from_bytes(state.numpy().tobytes()) for state in states])
         self._module.load_state_dict(mean["module"])
         self._optimizer.load_state_dict(mean["optimizer"])
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from roundelay.training.average import mean_module
+from roundelay.weights.average import mean_module
 
 
 def test_weights_are_averaged_and_variances_by_their_second_moments():

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from roundelay.cluster.membership import Membership
 from roundelay.strategies.base import Strategy
 from roundelay.transport.base import Transport
+from roundelay.weights.average import with_second_moments, with_variances
 from roundelay.weights.replica import Flat, Replica
 
 
@@ -50,39 +50,30 @@ def _mean_weights(replica: Replica, strategy: Strategy, transport: Transport, me
 
 
 def _average_buffers(module: nn.Module, transport: Transport, members: tuple[int, ...]) -> None:
-    norms = [m for m in module.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
-    with _second_moments(norms):
-        for kind in ("floating", "other"):
-            chosen = [b for b in module.buffers() if b.is_floating_point() == (kind == "floating")]
-            if not chosen:
-                continue
-            flat = Flat(chosen, on=chosen[0].device)
-            flat.read(chosen)
-            if kind == "floating":
-                for part in flat.parts:
-                    transport.all_reduce(part, members).result()
-                    part.div_(len(members))
-            else:  # as bytes, for not every engine knows every dtype
-                transport.broadcast(flat.storage, members[0], members).result()
-            flat.write(chosen)
+    """Floating-point buffers <- their mean, BatchNorm's variances by second moments; other buffers <- those of members[0]."""
+    buffers = dict(module.named_buffers())
+    floating = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
+    if floating:
+        flat = _flat_copy(with_second_moments(floating).values())
+        for part in flat.parts:
+            transport.all_reduce(part, members).result()
+            part.div_(len(members))
+        means = with_variances(dict(zip(floating, flat.views, strict=True)))
+        for name, mean in means.items():
+            floating[name].copy_(mean)
+    others = [buffer for name, buffer in buffers.items() if name not in floating]
+    if others:
+        flat = _flat_copy(others)
+        # As bytes, because a collective engine need not know every dtype.
+        transport.broadcast(flat.storage, members[0], members).result()
+        flat.write(others)
 
 
-@contextlib.contextmanager
-def _second_moments(norms: list[_NormBase]) -> Iterator[None]:
-    """Inside, running_var holds E[x^2]: variances of learners with different means do not average, second moments do."""
-    for norm in norms:
-        mean, var = _statistics(norm)
-        var.add_(mean**2)
-    yield
-    for norm in norms:
-        mean, var = _statistics(norm)
-        var.sub_(mean**2).clamp_(min=0)
-
-
-def _statistics(norm: _NormBase) -> tuple[Tensor, Tensor]:
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    return norm.running_mean, norm.running_var
+def _flat_copy(tensors: Iterable[Tensor]) -> Flat:
+    tensors = list(tensors)
+    flat = Flat(tensors, on=tensors[0].device)
+    flat.read(tensors)
+    return flat
 
 
 def _barrier(transport: Transport, members: tuple[int, ...]) -> None:

@@ -1,40 +1,50 @@
-"""The mean of saved states: what is evaluated while asynchronous learners train on, and what other learners resume from."""
+"""Means over learners: of module states, with BatchNorm's variances averaged correctly, and of nested states."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-State = dict[str, Any]
+_MEAN, _VARIANCE = "running_mean", "running_var"  # torch's names for the buffers of a normalisation layer
 
 
 def mean_module(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of modules' state dictionaries.
+    """The mean of several `state_dict`s of one module.
 
-    Floating tensors are averaged, BatchNorm's variance by its second moment; the others are the first one's.
+    Floating-point tensors are averaged, BatchNorm's variances by their second moments. Other tensors are taken from the
+    first state.
     """
-    moments = [_with_second_moments(state) for state in states]
-    mean: dict[str, Tensor] = mean_tree(moments)
-    for name, running_mean, variance in _statistics(mean):
-        mean[name] = (variance - running_mean**2).clamp_(min=0)
-    return mean
+    mean: dict[str, Tensor] = mean_tree([with_second_moments(state) for state in states])
+    return with_variances(mean)
 
 
-def _with_second_moments(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return state | {name: variance + mean**2 for name, mean, variance in _statistics(state)}
+def with_second_moments(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Replace every running variance by the second moment E[x^2] = var + mean^2. The tensors given are not changed.
+
+    Variances of learners with different means cannot be averaged; their second moments can. `with_variances` is the
+    inverse.
+    """
+    return dict(state) | {name: variance + mean**2 for name, mean, variance in _norms(state)}
 
 
-def _statistics(state: dict[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:
-    """Of every norm: the name of its variance, its mean, its variance."""
-    suffix = "running_var"
-    means = {name: name.removesuffix(suffix) + "running_mean" for name in state if name.endswith(suffix)}
-    return [(name, state[mean], state[name]) for name, mean in means.items() if mean in state]
+def with_variances(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Replace every second moment that `with_second_moments` has put in by the variance E[x^2] - mean^2, at least 0."""
+    return dict(state) | {name: (moment - mean**2).clamp_(min=0) for name, mean, moment in _norms(state)}
+
+
+def _norms(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """For every normalisation layer: the name of its `running_var`, its `running_mean`, its `running_var`."""
+    for name, variance in state.items():
+        layer, _, buffer = name.rpartition(".")
+        mean = f"{layer}.{_MEAN}" if layer else _MEAN
+        if buffer == _VARIANCE and mean in state:
+            yield name, state[mean], variance
 
 
 def mean_tree(trees: Sequence[Any]) -> Any:  # noqa: ANN401
-    """Trees of equal shape as one: floating tensors averaged, everything else as in the first.
+    """The mean of several trees of equal shape: floating-point tensors are averaged, the rest is taken from the first.
 
     >>> import torch
     >>> mean_tree([{"x": torch.tensor(1.0), "steps": 3}, {"x": torch.tensor(2.0), "steps": 5}])

@@ -1,4 +1,4 @@
-"""Reports in a real browser: they open without an error, draw their charts, and follow the reader's wishes."""
+"""Reports in a real browser open without an error, draw their charts, and react to the reader's choices."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ TRACES = "[...document.querySelectorAll('.curves .scatterlayer .trace')].length"
 
 @pytest.fixture(scope="module")
 def browser():
-    """One browser for all tests."""
+    """One browser for all tests of this file."""
     with chromium() as page:
         yield page
 
 
 @pytest.fixture
 def tab(browser):
-    """Its tab, which must not have logged an error when the test is over."""
+    """The browser's tab; the test fails if the page logged an error or loaded anything."""
     browser.errors.clear()
     browser.requests.clear()
     yield browser
-    browser.evaluate("new Promise(done => setTimeout(done, 200))")  # until what it logged has come
+    browser.evaluate("new Promise(done => setTimeout(done, 200))")  # until its log messages have arrived
     assert browser.errors == []
     assert all(address.startswith(("file:", "data:", "blob:")) for address in browser.requests)
 
@@ -66,14 +66,14 @@ def test_every_chart_is_drawn_in_every_scheme_and_width(tab: Page, three, scheme
     assert (min(bright) > 200) if scheme == "light" else (max(bright) < 60)
 
 
-def test_the_reader_chooses_what_curves_stand_over(tab: Page, three):
+def test_the_reader_chooses_the_x_axis(tab: Page, three):
     tab.open(three)
     assert tab.evaluate(TITLES) == ["time (s)"]
     tab.evaluate("document.querySelector('.axis input[value=samples]').click()")
     assert tab.evaluate(TITLES) == ["samples"]
 
 
-def test_the_reader_hides_a_run_everywhere_and_has_a_logarithmic_loss(tab: Page, three):
+def test_the_reader_hides_a_run_and_chooses_a_logarithmic_loss(tab: Page, three):
     tab.open(three)
     before = tab.evaluate(TRACES)
     tab.evaluate("document.querySelector('.runs input[value=\"1\"]').click()")
@@ -85,7 +85,7 @@ def test_the_reader_hides_a_run_everywhere_and_has_a_logarithmic_loss(tab: Page,
     assert tab.evaluate("document.querySelector('.plot').layout.yaxis.type") == "log"
 
 
-def test_the_scheme_changes_under_an_open_page(tab: Page, three):
+def test_charts_follow_a_change_of_the_colour_scheme(tab: Page, three):
     tab.open(three, scheme="light")
     line = "document.querySelector('.plot .scatterlayer .js-line').style.stroke"
     light = tab.evaluate(line)
@@ -93,7 +93,7 @@ def test_the_scheme_changes_under_an_open_page(tab: Page, three):
     assert tab.evaluate(f"new Promise(done => setTimeout(() => done({line}), 500))") != light
 
 
-def test_only_what_differs_is_shown_until_all_is_asked_for(tab: Page, three):
+def test_only_differing_settings_are_shown_until_the_reader_asks_for_all(tab: Page, three):
     tab.open(three)
     rows = "[...document.querySelectorAll('#configuration tbody tr')].filter(each => each.offsetHeight).length"
     assert tab.evaluate(rows) == 1
@@ -101,7 +101,7 @@ def test_only_what_differs_is_shown_until_all_is_asked_for(tab: Page, three):
     assert tab.evaluate(rows) > 10
 
 
-def test_it_prints(tab: Page, three, tmp_path):
+def test_a_report_can_be_printed(tab: Page, three, tmp_path):
     tab.open(three, scheme="dark")
     tab.print(tmp_path / "report.pdf")
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
@@ -127,7 +127,7 @@ def test_an_empty_run_has_a_page(tab: Page, tmp_path):
     assert "No figures yet." in tab.evaluate("document.body.textContent")
 
 
-def test_nothing_that_files_contain_runs_or_becomes_an_element(tab: Page, tmp_path):
+def test_strings_from_files_never_run_and_never_become_elements(tab: Page, tmp_path):
     folders = [SyntheticRun().write(tmp_path / name) for name in (EVIL.replace("/", "∕"), "b")]
     with (folders[0] / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "event", "event": EVIL, "elapsed_s": 20.0, "reason": EVIL}) + "\n")

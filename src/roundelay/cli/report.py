@@ -1,4 +1,4 @@
-"""`roundelay report`: one page about one run or several."""
+"""`roundelay report`: one HTML page about one run or several."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run; several are compared")
-    add("--out", type=_page, default=Path("report.html"), metavar="FILE", help="the page (default report.html)")
+    add("runs", nargs="+", type=Path, metavar="RUN", help="the directory of a run; several runs are compared")
+    add(
+        "--out",
+        type=_page,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="the HTML file to write (default report.html)",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the page, and say where it is."""
+    """Write the page and print its path."""
     from roundelay.reports.pages import write_report
 
     write_report(args.runs, args.out)

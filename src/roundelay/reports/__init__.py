@@ -1,1 +1,1 @@
-"""What people look at: pages about runs, and plots."""
+"""HTML pages about runs (`pages`), and matplotlib plots (`plots`)."""

@@ -1,4 +1,4 @@
-"""The page of a report: whole, self-contained, with the run's own numbers, and safe whatever the files contain."""
+"""The page of a report is complete and self-contained, shows the run's numbers, and is safe whatever the files contain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHARTS = ["loss", "accuracy", "learning rate", "throughput", "time of a step", "
 
 @pytest.fixture(autouse=True)
 def without_plotly(monkeypatch):
-    """Five megabytes that no test here looks at; the browser's does."""
+    """Leave out five megabytes that only the test in a browser needs."""
     monkeypatch.setattr(page, "plotly", lambda: "/* plotly */")
 
 
@@ -46,7 +46,7 @@ def sides(rows: list[list[str]]) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows}
 
 
-def test_sections_stand_in_reading_order(report, tmp_path):
+def test_the_sections_have_a_fixed_order_and_a_link_each(report, tmp_path):
     parsed = report(SyntheticRun(dies={1: 20.0}).write(tmp_path / "a"))
     assert parsed.titles == SECTIONS
     links = [said["href"] for tag, said in parsed.elements if tag == "a"]
@@ -71,7 +71,7 @@ def test_the_results_are_the_numbers_of_the_run(report, tmp_path):
     assert float(row["test loss"]) == pytest.approx(expected["test"]["loss"], rel=1e-3)
 
 
-def test_the_best_of_several_runs_is_marked_and_only_where_better_is_known(report, tmp_path):
+def test_the_best_run_is_marked_only_for_figures_whose_direction_is_known(report, tmp_path):
     better = SyntheticRun(figure="wer").write(tmp_path / "a")
     worse = SyntheticRun("dpsgd", slow={0: 10.0}, figure="wer").write(tmp_path / "b")
     (better / "results.json").write_text(json.dumps({"finished": True, "valid": {"loss": 1.0, "wer": 0.1, "odd": 3.0}}))
@@ -81,7 +81,7 @@ def test_the_best_of_several_runs_is_marked_and_only_where_better_is_known(repor
     assert best == ["1.0", "0.1"]
 
 
-def test_nothing_is_loaded_from_anywhere(report, tmp_path):
+def test_the_page_loads_nothing(report, tmp_path):
     parsed = report(SyntheticRun().write(tmp_path / "a"), SyntheticRun("allreduce").write(tmp_path / "b"))
     assert parsed.addresses
     assert all(address.startswith(("#", "data:")) for address in parsed.addresses)
@@ -91,12 +91,12 @@ def test_nothing_is_loaded_from_anywhere(report, tmp_path):
     assert "@import" not in style[1]
 
 
-def test_the_script_is_plotlys_and_stands_in_the_page_once(report, tmp_path):
+def test_the_page_contains_plotly_once(report, tmp_path):
     parsed = report(SyntheticRun().write(tmp_path / "a"))
     assert [text for _, text in parsed.scripts].count("/* plotly */") == 1
 
 
-def test_every_chart_has_a_place_words_and_data(report, tmp_path):
+def test_every_chart_has_an_element_a_label_and_data(report, tmp_path):
     parsed = report(SyntheticRun().write(tmp_path / "a"))
     places = [said for tag, said in parsed.elements if said.get("class") == "plot"]
     assert [int(said["data-chart"]) for said in places] == list(range(len(parsed.report["charts"])))
@@ -104,7 +104,7 @@ def test_every_chart_has_a_place_words_and_data(report, tmp_path):
     assert titles == CHARTS
 
 
-def test_whatever_files_contain_is_text(report, tmp_path):
+def test_strings_from_files_never_become_markup(report, tmp_path):
     run = SyntheticRun()
     folder = run.write(tmp_path / EVIL.replace("/", "∕"))
     config = to_toml(run.config() | {"topology": EVIL})
@@ -153,19 +153,19 @@ def test_each_topology_is_drawn_once_and_named_by_its_runs(report, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "explained"),
     [
         ({"topology": "spider"}, "unknown topology"),
         ({"learners": 1000}, "at most 256 learners, got 1000"),
-        ({"group_size": 0}, "whose members are machines"),
+        ({"group_size": 0}, "random-ring between machines"),
         ({"group_size": "two"}, "Not drawn"),
         ({"group_size": 2}, "a super-learner of 2 learners"),
     ],
 )
-def test_a_topology_that_cannot_be_drawn_is_told(report, tmp_path, changed, told):
+def test_a_topology_that_cannot_be_drawn_is_explained(report, tmp_path, changed, explained):
     folder = SyntheticRun().write(tmp_path / "a")
     (folder / "config.toml").write_text(to_toml(SyntheticRun().config() | changed))
-    assert told in report(folder).text
+    assert explained in report(folder).text
 
 
 def test_a_run_under_way_shows_its_last_evaluation_and_its_progress(report, tmp_path):
@@ -175,13 +175,13 @@ def test_a_run_under_way_shows_its_last_evaluation_and_its_progress(report, tmp_
     rows = [json.loads(line) | {"total": 2 * run.samples_seen(40)} for line in lines]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + lines[-1][:40])
     (row,) = table_with(report(folder), "strategy")
-    assert row["state"] == "not finished: 50% of its budget, last heard after 40.0 s"
+    assert row["state"] == "not finished: 50% of its budget, last row after 40.0 s"
     assert float(row["valid loss"]) == pytest.approx(run.figures(40)["loss"], rel=1e-3)
     assert "test loss" not in row
 
 
 @pytest.mark.parametrize("left", ["config.toml", "metrics.jsonl"])
-def test_a_run_that_has_left_next_to_nothing_has_a_page(report, tmp_path, left):
+def test_an_almost_empty_run_has_a_page(report, tmp_path, left):
     whole = SyntheticRun().write(tmp_path / "whole")
     (tmp_path / "a").mkdir()
     content = (whole / left).read_text() if left == "config.toml" else ""
@@ -192,17 +192,17 @@ def test_a_run_that_has_left_next_to_nothing_has_a_page(report, tmp_path, left):
     assert parsed.report["charts"] == []
 
 
-def test_a_dead_learner_is_seen_in_events_and_beside_its_figures(report, tmp_path):
+def test_a_dead_learner_is_in_the_events_and_in_the_table_of_learners(report, tmp_path):
     parsed = report(SyntheticRun(dies={2: 20.0}).write(tmp_path / "a"))
     (event,) = table_with(parsed, "reason")
     assert (event["event"], event["learner"], event["reason"]) == ("lost", "2", "no heartbeat for 5 s")
-    learners = table_with(parsed, "last heard")
+    learners = table_with(parsed, "last row")
     assert [row["last event"] for row in learners] == ["", "", "lost", ""]
-    assert [row["last heard"] for row in learners] == ["40.0 s", "40.0 s", "20.0 s", "40.0 s"]
+    assert [row["last row"] for row in learners] == ["40.0 s", "40.0 s", "20.0 s", "40.0 s"]
     assert [row["steps"] for row in learners] == ["2,000", "2,000", "1,000", "2,000"]
 
 
-def test_hundreds_of_learners_and_events_are_cut_and_it_says_so(report, tmp_path):
+def test_long_tables_are_cut_and_say_so(report, tmp_path):
     run = SyntheticRun(learners=260, seconds=2, dies=dict.fromkeys(range(257), 1.0), strategy="dpsgd")
     parsed = report(run.write(tmp_path / "a"))
     assert "and 4 more learners" in parsed.text
@@ -210,14 +210,14 @@ def test_hundreds_of_learners_and_events_are_cut_and_it_says_so(report, tmp_path
     assert parsed.report["marks"] == []
 
 
-def test_the_page_of_one_run_is_headed_by_it_and_of_several_by_their_number(report, tmp_path):
+def test_the_title_is_the_run_or_the_number_of_runs(report, tmp_path):
     one = SyntheticRun(learners=1).write(tmp_path / "a")
     assert "Digits, adpsgd, one learner: finished" in report(one).text
     assert "2 runs" in report(one, SyntheticRun().write(tmp_path / "b")).text
 
 
 @pytest.mark.parametrize(("seconds", "unit"), [(100, "s"), (600, "min"), (20_000, "h")])
-def test_time_is_counted_in_a_unit_that_suits_it(report, tmp_path, seconds, unit):
+def test_the_unit_of_time_follows_the_length_of_the_run(report, tmp_path, seconds, unit):
     folder = tmp_path / "a"
     folder.mkdir()
     row = {"kind": "evaluation", "split": "valid", "samples_seen": 10, "elapsed_s": seconds, "loss": 1.0}
@@ -225,7 +225,7 @@ def test_time_is_counted_in_a_unit_that_suits_it(report, tmp_path, seconds, unit
     assert report(folder).report["unit"] == unit
 
 
-def test_a_page_that_cannot_be_written_is_told(tmp_path):
+def test_a_page_that_cannot_be_written_is_a_usage_error(tmp_path):
     folder = SyntheticRun().write(tmp_path / "a")
     with pytest.raises(UsageError, match=r"cannot write .*directory"):
         write_report([folder], tmp_path)

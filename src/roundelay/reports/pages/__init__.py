@@ -1,4 +1,4 @@
-"""One page about one run or several: figures, charts, topology, configuration, machine."""
+"""One HTML page about one run or several: results, charts, topology, configuration, machine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from roundelay.errors import UsageError
 from roundelay.reports.pages.page import Page
-from roundelay.reports.pages.runs import read_runs
+from roundelay.reports.pages.read_runs import read_runs
 
 
 def write_report(runs: Sequence[Path], out: Path) -> None:
-    """Write a self-contained HTML page about the runs in these folders.
+    """Write one self-contained HTML page about the runs in these folders.
 
     Raises UsageError if a folder holds no run or the page cannot be written, MissingExtraError without the 'plots' extra.
     """

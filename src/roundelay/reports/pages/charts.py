@@ -1,6 +1,6 @@
-"""What a chart shows, as plain values; page.js draws it in the colours of the reader's scheme.
+"""Charts as plain values, and their traces. page.js draws them, in the colours of the reader's light or dark scheme.
 
-A curve has its `x` twice, over time (seconds) and over samples of all learners, so that the reader can switch.
+The x values of a curve come twice: as seconds, and as samples that all learners have used. The reader switches between them.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.reports.pages.runs import Run
-from roundelay.reports.pages.tracks import Numbers, Track, thinned
+from roundelay.reports.pages.run import Run
+from roundelay.reports.pages.time_series import Numbers, TimeSeries, downsampled
 
-COLOURS = 10  # --c0 ... in page.css; further runs take them again, dashed
+COLOURS = 10  # --c0 to --c9 in page.css; further runs use these colours again, dashed
 
 Trace = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure of the page: its words, and for the script its traces.
+    """One figure of the page.
 
     Attributes:
         kind: `curves` over time or samples, `bars` per learner, or a `matrix` of learners.
-        y: what the vertical axis counts, where the title does not say it.
-        legend: (colour, label) pairs beyond the runs, which the page explains once.
-        top: the end of the vertical axis, where several charts share it.
-        logarithmic: the reader may have the vertical axis so.
+        y: label of the vertical axis; empty if the title says it.
+        legend: (colour, label) pairs for colours that do not stand for runs.
+        top: end of the vertical axis, set if several charts share it.
+        logarithmic: whether the reader is offered a logarithmic vertical axis.
     """
 
     title: str
@@ -43,62 +43,62 @@ class Chart:
     logarithmic: bool = False
 
     def data(self) -> dict[str, Any]:
-        """For the script."""
+        """The part of the chart that page.js reads."""
         return {"kind": self.kind, "y": self.y, "traces": self.traces, "top": self.top}
 
 
 def colour(index: int) -> str:
-    """The name of the n-th colour of the style sheet."""
+    """Name in page.css of the colour of the run, or learner, with this index."""
     return f"c{index % COLOURS}"
 
 
-def curve(track: Track, name: str) -> Trace:
-    """A column of a track."""
-    x = {"time": numbers(thinned(track["elapsed_s"])), "samples": numbers(thinned(track["samples_seen"]))}
-    return {"x": x, "y": numbers(thinned(track[name]))}
+def series_curve(series: TimeSeries, name: str) -> Trace:
+    """Curve of one column of a series."""
+    x = {"time": numbers(downsampled(series["elapsed_s"])), "samples": numbers(downsampled(series["samples_seen"]))}
+    return {"x": x, "y": numbers(downsampled(series[name]))}
 
 
-def line(run: Run, times: Numbers, values: Numbers) -> Trace:
-    """Values at times of a run."""
-    return {"x": over(run, times), "y": numbers(values)}
+def curve(run: Run, times: Numbers, values: Numbers) -> Trace:
+    """Curve of values at these times of a run."""
+    return {"x": x_values(run, times), "y": numbers(values)}
 
 
 def band(run: Run, times: Numbers, values: Numbers, percent: tuple[int, int]) -> Trace:
-    """Between two percentiles over learners, at the times when one was heard."""
+    """Band between two percentiles over learners; `values` has a row per learner. Times without any value are left out."""
     present = ~np.isnan(values).all(axis=0)
     low, high = np.nanpercentile(values[:, present], percent, axis=0)
-    return {"style": "band", "x": over(run, times[present]), "low": numbers(low), "high": numbers(high)}
+    return {"style": "band", "x": x_values(run, times[present]), "low": numbers(low), "high": numbers(high)}
 
 
-def heat(x: Any, learners: list[int], values: Numbers) -> Trace:  # noqa: ANN401
-    """One row of colours a learner; `top` has the darkest."""
+def heat_map(x: Any, learners: list[int], values: Numbers) -> Trace:  # noqa: ANN401
+    """One row of coloured cells per learner; the value `top` has the darkest colour."""
     top = rounded(float(np.nanmax(values)))
     return {"style": "heat", "x": x, "y": learners, "z": [numbers(row) for row in values], "top": top}
 
 
-def over(run: Run, times: Numbers) -> dict[str, list[float | None]]:
-    """Both abscissae of these times."""
+def x_values(run: Run, times: Numbers) -> dict[str, list[float | None]]:
+    """Both x values of these times: seconds, and samples that all learners had used by then."""
     return {"time": numbers(times), "samples": numbers(run.samples_seen_at(times))}
 
 
-def top_of(traces: Iterable[Trace]) -> float | None:
-    """Room for the highest curve, on an axis that begins at 0."""
+def axis_top(traces: Iterable[Trace]) -> float | None:
+    """End of an axis that begins at 0 and has room for all traces; None without a positive value."""
     values = [value for trace in traces for value in trace.get("high") or trace["y"] if value is not None]
     return rounded(1.05 * max(values)) if values and max(values) > 0 else None
 
 
 def numbers(values: Iterable[float]) -> list[float | None]:
-    """As JSON has them."""
+    """Values for JSON; NaN and infinities become None."""
     return [rounded(float(value)) for value in values]
 
 
 def rounded(value: float) -> float | None:
-    """Six digits are more than a chart can show; JSON has no NaN."""
+    """The value with six digits, which is more than a chart can show. None if it is not finite, because JSON has no NaN."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def as_script(document: object) -> str:
-    r"""JSON that can stand inside a script element, whatever its texts contain.
+    r"""JSON that is safe inside a script element, whatever its strings contain.
 
     >>> as_script("</script>")
     '"\\u003c/script\\u003e"'

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the charts from the data in #report in the colours of page.css; again when axis, runs, scheme or width change.
+// Draws the charts from the data in #report, in the colours of page.css. Draws them again when axis, runs, scheme or width change.
 (() => {
   const report = JSON.parse(document.getElementById("report").textContent);
   const plots = [...document.querySelectorAll(".plot")];
@@ -9,7 +9,7 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const faded = (hex, strength) => hex + Math.round(255 * strength).toString(16).padStart(2, "0");
   const along = (x) => (axis === "time" ? x.time.map((s) => s / report.seconds) : x.samples);
-  // What comes from files is shown as text: plotly reads some tags in labels.
+  // Escape strings from a run's files, because plotly interprets some tags in labels.
   const text = (value) => String(value).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
   const titled = (words) => ({ text: words, font: { size: 12 } });
   const isHeat = (chart) => chart.traces.some((trace) => trace.style === "heat");
@@ -57,7 +57,7 @@
 
   const draw = { line, marked: line, faint: line, points: line, band, bar, heat };
 
-  // Events of these runs, as triangles on the floor of a chart.
+  // Events of these runs, as triangles at the bottom of a chart.
   function marks(runs) {
     const shown = report.marks.filter((mark) => runs.has(mark.run));
     return {
@@ -72,7 +72,7 @@
   function axes(chart, plot) {
     const shared = {
       gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true,
-      fixedrange: matchMedia("(pointer: coarse)").matches,  // a finger scrolls the page
+      fixedrange: matchMedia("(pointer: coarse)").matches,  // on a touch screen a drag scrolls the page instead of zooming
     };
     const x = { ...shared, showgrid: false, showline: true, ticks: "outside", tickcolor: colour("line") };
     const y = { ...shared, title: titled(chart.y) };
@@ -108,7 +108,7 @@
   }
 
   function render(plot) {
-    if (!plot.clientWidth) return;  // of a run that the reader has hidden
+    if (!plot.clientWidth) return;  // the reader has hidden its run
     const chart = report.charts[plot.dataset.chart];
     const shown = chart.traces.filter((trace) => !hidden.has(trace.run));
     const traces = shown.flatMap((trace) => draw[trace.style](trace, chart));

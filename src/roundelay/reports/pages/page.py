@@ -1,4 +1,4 @@
-"""The page: sections in reading order, style, script and data, in one file that asks no server for anything."""
+"""The page: sections, style, script and data in one HTML file that loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from pathlib import Path
 
 from roundelay import __version__
 from roundelay.errors import MissingExtraError
-from roundelay.reports.pages import curves, panels, tables
+from roundelay.reports.pages import run_charts, tables
 from roundelay.reports.pages.charts import Chart, as_script
+from roundelay.reports.pages.learner_charts import learner_charts, throughput_top
 from roundelay.reports.pages.markup import Html, join, tag
-from roundelay.reports.pages.pictures import topologies
-from roundelay.reports.pages.runs import Run
+from roundelay.reports.pages.run import Run
+from roundelay.reports.pages.topology_pictures import topology_pictures
 
 HERE = Path(__file__).parent
 
 
 class Page:
-    """Collects charts while sections are written, so that the script finds its data by number."""
+    """The page about these runs. It numbers its charts as it writes them; page.js finds the data of a chart by that number."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = runs
         self._charts: list[Chart] = []
 
     def html(self) -> str:
-        """The whole document."""
+        """The whole document; MissingExtraError without the 'plots' extra."""
         sections = {name: content for name, content in self._sections() if content}
-        title = f"{self._runs[0].name}" if len(self._runs) == 1 else f"{len(self._runs)} runs"
+        title = self._runs[0].name if len(self._runs) == 1 else f"{len(self._runs)} runs"
         body = [
-            tag("header", tag("p", "Roundelay report", class_="kind"), tag("h1", title), self._lede()),
+            tag("header", tag("p", "Roundelay report", class_="kind"), tag("h1", title), self._summary()),
             self._toolbar(list(sections)),
             tag(
                 "main",
@@ -53,15 +54,15 @@ class Page:
     def _sections(self) -> Iterator[tuple[str, Html]]:
         runs = self._runs
         yield "Results", tables.results(runs)
-        yield "Learning", self._figures(curves.learning(runs)) or tag("p", "No figures yet.", class_="note")
-        yield "Speed", join([self._figures(curves.speed(runs)) if len(runs) > 1 else "", *self._learners()])
-        yield "Agreement", self._figures(curves.agreement(runs))
+        yield "Learning", self._figures(run_charts.learning(runs)) or tag("p", "No figures yet.", class_="note")
+        yield "Speed", join([self._figures(run_charts.speed(runs)) if len(runs) > 1 else "", *self._learners()])
+        yield "Agreement", self._figures(run_charts.agreement(runs))
         yield "Events", tables.events(runs) if any(run.events for run in runs) else Html("")
-        yield "Topology", topologies(runs)
-        yield "Configuration", self._compared("config", brief=True)
-        yield "Machine", self._compared("machine", brief=False)
+        yield "Topology", topology_pictures(runs)
+        yield "Configuration", self._comparison("config", brief=True)
+        yield "Machine", self._comparison("machine", brief=False)
 
-    def _lede(self) -> Html:
+    def _summary(self) -> Html:
         if len(self._runs) > 1:
             return Html("")
         run = self._runs[0]
@@ -93,14 +94,14 @@ class Page:
         return tag("div", tag("div", links, axis, class_="row"), several, class_="toolbar")
 
     def _learners(self) -> Iterator[Html]:
-        top = panels.fastest(self._runs)
+        top = throughput_top(self._runs)
         for index, run in enumerate(self._runs):
             if not run.learners:
                 continue
             title = tag("h3", tables.swatch(index), run.name) if len(self._runs) > 1 else ""
             listed = tag("details", tag("summary", "every learner in figures"), tables.learners(run))
             yield tag(
-                "div", title, self._figures(panels.learners(run, index, top)), listed, class_="run", data_run=index
+                "div", title, self._figures(learner_charts(run, index, top)), listed, class_="run", data_run=index
             )
 
     def _figures(self, shown: Sequence[Chart]) -> Html:
@@ -124,7 +125,7 @@ class Page:
             class_=f"chart {chart.kind}",
         )
 
-    def _compared(self, what: str, *, brief: bool) -> Html:
+    def _comparison(self, what: str, *, brief: bool) -> Html:
         found = [getattr(run, what) for run in self._runs]
         if not any(found):
             return tag("p", f"Not recorded: there is no {what} file in the run.", class_="note")
@@ -142,13 +143,13 @@ class Page:
         return {
             "unit": unit,
             "seconds": seconds,
-            "marks": curves.marks(self._runs),
+            "marks": run_charts.marks(self._runs),
             "charts": [chart.data() for chart in self._charts],
         }
 
 
 def plotly() -> str:
-    """The drawing library, to stand inside the page."""
+    """Source of plotly.js, which the page contains. Raises MissingExtraError if plotly is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:

@@ -1,1 +1,1 @@
-"""Pictures, with matplotlib (the 'plots' extra), imported only when one is asked for."""
+"""Plots with matplotlib (the 'plots' extra), which is imported when a plot is drawn."""

@@ -1,4 +1,4 @@
-"""Pictures of benchmarks."""
+"""Bar charts of `roundelay bench`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _panel(ax: Any, shown: list[Row]) -> None:  # noqa: ANN401
     above = [row.ratio_to_none_range[1] - row.ratio_to_none for row in shown]
     colours = [_OURS.get(row.strategy, _RIVALS) for row in shown]
     ax.barh(names, values, xerr=(below, above), color=colours, error_kw={"elinewidth": 1, "ecolor": "#333333"})
-    for place, value in enumerate(values):
-        ax.text(0.02, place, f"{value:.2f}", va="center", color="white", fontsize=9)
+    for position, value in enumerate(values):
+        ax.text(0.02, position, f"{value:.2f}", va="center", color="white", fontsize=9)
     ax.axvline(1.0, color="#333333", linewidth=0.8)
     slow = f", one learner {shown[0].slow:g}× slower" if shown[0].slow > 1 else ""
     ax.set(

@@ -1,4 +1,4 @@
-"""What every figure shares: matplotlib without a screen, one look, the same file for the same data."""
+"""What all plots share: matplotlib without a display, one style, and equal files for equal data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def picture(
 ) -> Iterator[tuple[Figure, list[Any]]]:
     """A figure of `size` inches and its `rows` x `columns` axes as a flat list; written to `path` when the block ends.
 
-    Nothing in the file tells when it was made, so that equal data give equal files.
+    The file has no date in it, so equal data give equal files.
     """
     try:
         import matplotlib as mpl

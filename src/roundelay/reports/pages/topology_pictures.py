@@ -1,4 +1,4 @@
-"""The topologies of runs, drawn."""
+"""Drawings of the topologies of runs, embedded in the page."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 
 from roundelay.errors import RoundelayError
 from roundelay.reports.pages.markup import Html, join, tag
-from roundelay.reports.pages.runs import Run
+from roundelay.reports.pages.run import Run
 from roundelay.topology import named
 
 ON_A_TOPOLOGY = ("adpsgd", "dpsgd")
 
 
-def topologies(runs: Sequence[Run]) -> Html:
-    """Every topology once, with the runs that are on it."""
-    shown: dict[str, list[str]] = {}
+def topology_pictures(runs: Sequence[Run]) -> Html:
+    """Every topology once, with the names of the runs that used it."""
+    shown: dict[Html, list[str]] = {}
     for run in runs:
-        shown.setdefault(_drawn(run), []).append(run.name)
+        shown.setdefault(_picture(run), []).append(run.name)
     several = len(runs) > 1
     return join(
-        tag("figure", Html(picture), tag("figcaption", ", ".join(names)) if several else "", class_="topology")
+        tag("figure", picture, tag("figcaption", ", ".join(names)) if several else "", class_="topology")
         for picture, names in shown.items()
     )
 
 
-def _drawn(run: Run) -> Html:
+def _picture(run: Run) -> Html:
     strategy, topology = run.config.get("strategy"), str(run.config.get("topology"))
     if strategy is None:
         return tag("p", "The run has left no configuration, so its topology is not known.")
@@ -36,10 +36,10 @@ def _drawn(run: Run) -> Html:
         return tag("p", f"No topology: with {strategy} all learners average with all others.")
     try:
         group_size, seed = int(run.config.get("group_size", 1)), int(run.config.get("seed", 0))
-        if group_size < 1:  # how many machines there were is not recorded
-            return tag("p", f"{topology}, whose members are machines: the learners of one are a super-learner.")
+        if group_size < 1:  # one group per machine; the number of machines is not recorded
+            return tag("p", f"{topology} between machines: the learners of one machine are a super-learner.")
         drawing = _drawing(topology, (run.size or 1) // group_size, seed)
-    except (RoundelayError, TypeError, ValueError) as error:  # a topology from elsewhere, or too large to be drawn
+    except (RoundelayError, TypeError, ValueError) as error:  # a topology that is not here, or too large to draw
         return tag("p", f"Not drawn: {error}")
     note = tag("p", f"Each is a super-learner of {group_size} learners.", class_="note") if group_size > 1 else ""
     return join([drawing, note])

@@ -1,4 +1,4 @@
-"""Numbers over time: what one learner, or the evaluations of one split, told one after the other."""
+"""Columns of numbers over time, as one learner, or the evaluations of one split, wrote them to the metrics."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
 
-MOST_POINTS = 240  # of a curve: more than a chart has room for
+MOST_POINTS = 240  # points of a curve; a chart is not wide enough for more
 
 
-class Track:
-    """Columns of numbers, one entry a row; what a row lacks is NaN.
+class TimeSeries:
+    """Columns of numbers with one entry per row; a number that a row lacks is NaN.
 
-    A run that was resumed from a checkpoint tells again what it had told after that checkpoint: a row whose `samples_seen` lies
-    before the last one's takes back the rows after it, and where its clock began anew it goes on from theirs.
+    A run that was resumed from a checkpoint writes again what it had written after that checkpoint. So a row with fewer
+    `samples_seen` than the last row removes the rows after its point. If the clock of the resumed run started again at 0,
+    its times continue from the last row.
 
     Args:
         names: the columns to keep; None keeps every number.
@@ -43,17 +44,17 @@ class Track:
 
     @property
     def names(self) -> list[str]:
-        """Columns that have numbers."""
+        """Columns that have at least one number."""
         return [name for name in self._columns if name in self]
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """One more row; one without `elapsed_s` or `samples_seen` is left out."""
+        """Append a row. A row without `samples_seen` or `elapsed_s` is ignored."""
         kept = row.keys() if self._names is None else row.keys() & self._names
         numbers = {key: number(row[key]) for key in kept}
         samples_seen, elapsed_s = number(row.get("samples_seen")), number(row.get("elapsed_s"))
         if not (math.isfinite(samples_seen) and math.isfinite(elapsed_s)):
             return
-        self._take_back(samples_seen)
+        self._remove_after(samples_seen)
         if len(self) and elapsed_s + self._shift_s < self._columns["elapsed_s"][-1]:
             self._shift_s = self._columns["elapsed_s"][-1] - elapsed_s
         numbers |= {"samples_seen": samples_seen, "elapsed_s": elapsed_s + self._shift_s}
@@ -63,21 +64,21 @@ class Track:
             column.append(numbers.get(name, math.nan))
         self.last = row
 
-    def _take_back(self, samples_seen: float) -> None:
+    def _remove_after(self, samples_seen: float) -> None:
         while len(self) and self._columns["samples_seen"][-1] > samples_seen:
             for column in self._columns.values():
                 column.pop()
 
 
 def number(value: object) -> float:
-    """The value if it is a number, else NaN; true and false are none."""
+    """The value if it is an int or a float, else NaN; a bool is no number here."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
-def thinned(values: Numbers, points: int = MOST_POINTS) -> Numbers:
-    """At most so many values, each the mean of equally many neighbours.
+def downsampled(values: Numbers, points: int = MOST_POINTS) -> Numbers:
+    """At most `points` values, each the mean of equally many neighbours.
 
-    >>> thinned(np.arange(6.0), points=3)
+    >>> downsampled(np.arange(6.0), points=3)
     array([0.5, 2.5, 4.5])
     """
     if len(values) <= points:
@@ -86,28 +87,28 @@ def thinned(values: Numbers, points: int = MOST_POINTS) -> Numbers:
     return np.add.reduceat(values, edges[:-1]) / np.diff(edges)
 
 
-def grid(tracks: Sequence[Track], points: int = MOST_POINTS) -> Numbers:
-    """Equally spaced times from the first row of any track to the last, no more of them than the longest track has rows."""
-    times = [track["elapsed_s"] for track in tracks if len(track)]
+def common_times(series: Sequence[TimeSeries], points: int = MOST_POINTS) -> Numbers:
+    """Equally spaced times from the first row of any series to the last; no more of them than the longest series has rows."""
+    times = [each["elapsed_s"] for each in series if len(each)]
     if not times:
         return np.empty(0)
     longest = max(map(len, times))
     return np.linspace(min(map(np.min, times)), max(map(np.max, times)), min(points, longest))
 
 
-def on_grid(tracks: Sequence[Track], name: str, times: Numbers) -> Numbers:
-    """Column `name` of every track at `times`, one row a track; NaN long before its first row and long after its last.
+def values_at(series: Sequence[TimeSeries], name: str, times: Numbers) -> Numbers:
+    """Column `name` of every series at `times`, one row per series. NaN long before its first row and long after its last.
 
-    Learners tell at different moments: a value holds for one and a half times as long as one usually waits for the next.
+    Learners write at different moments, so a value is valid for 1.5 times the usual interval between two rows.
     """
-    rows = [_at(track, name, times) for track in tracks if len(track)]
+    rows = [_at(each, name, times) for each in series if len(each)]
     return np.array(rows).reshape(len(rows), len(times))
 
 
-def _at(track: Track, name: str, times: Numbers) -> Numbers:
-    known = track["elapsed_s"]
+def _at(series: TimeSeries, name: str, times: Numbers) -> Numbers:
+    known = series["elapsed_s"]
     usual_s = np.median(np.diff(known)) if len(known) > 1 else known[0]
-    hold_s = 1.5 * float(usual_s)
-    values = np.interp(times, known, track[name])
-    values[(times < known[0] - hold_s) | (times > known[-1] + hold_s)] = np.nan
+    valid_s = 1.5 * float(usual_s)
+    values = np.interp(times, known, series[name])
+    values[(times < known[0] - valid_s) | (times > known[-1] + valid_s)] = np.nan
     return values

@@ -78,7 +78,7 @@ def run_in_threads(
             line.register(run_of(config), ("", 0), rank)
             with _SEEDING:
                 task = task_of(config)
-                trainer = Trainer(config, folder, task, world, line=line, door=world, elastic=False)  # type: ignore[arg-type]
+                trainer = Trainer(config, folder, task, world, client=line, endpoint=world, elastic=False)  # type: ignore[arg-type]
             prepare(trainer)
             trainer.finished = trainer.run(resumed)  # type: ignore[attr-defined]
             return trainer

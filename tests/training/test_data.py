@@ -5,7 +5,7 @@ from collections import Counter
 import torch
 from hypothesis import given, settings, strategies as st
 
-from roundelay.training.data import Chunks, Draw, Draws, EqualDraws, SharedDraws, Shares, batches
+from roundelay.training.data import Chunks, Draw, Draws, EqualDraws, SharedDraws, StaticShare, batches
 from roundelay.training.tiny import Digits, DigitsConfig
 
 
@@ -47,7 +47,7 @@ def test_members_share_a_chunk(samples, members, number):
 
 
 @given(samples=st.integers(1, 300), chunk=st.integers(1, 40), number=st.integers(0, 100))
-def test_the_place_of_a_chunk_counts_the_samples_before_it(samples, chunk, number):
+def test_samples_before_a_chunk_are_those_of_the_earlier_chunks(samples, chunk, number):
     chunks = Chunks(samples, chunk, seed=0)
     assert chunks.samples_before(number) == sum(len(chunks.samples(before)) for before in range(number))
 
@@ -65,8 +65,8 @@ def test_equal_draws_of_all_groups_are_every_chunk_once(groups, total, start, do
     assert sorted(drawn) == list(range(start + done * groups, max(total, start + done * groups)))
 
 
-class RendezvousState:
-    """A rendezvous without a socket."""
+class LocalCursor:
+    """The cursor of a rendezvous, without a socket."""
 
     def __init__(self, total: int) -> None:
         from roundelay.cluster.rendezvous.cursor import Cursor
@@ -80,23 +80,23 @@ class RendezvousState:
 @settings(max_examples=30)
 @given(order=st.lists(st.integers(0, 2), min_size=40, max_size=80), total=st.integers(0, 30))
 def test_dynamic_draws_use_every_chunk_once_in_whatever_order_learners_come(order, total):
-    desk = RendezvousState(total)
-    draws = [SharedDraws(desk, group, lambda: 0, None) for group in range(3)]
+    cursor = LocalCursor(total)
+    draws = [SharedDraws(cursor, group, lambda: 0, None) for group in range(3)]
     drawn = [draws[group].next() for group in order]
     chunks = Counter(d.chunk for d in drawn if d is not None)
     assert chunks == Counter(range(total))
 
 
 def test_static_shares_stay_apart_and_a_fast_learner_gets_further():
-    desk = RendezvousState(6)
-    fast, slow = (SharedDraws(desk, group, lambda: 0, Shares(group, 2, 0)) for group in range(2))
+    cursor = LocalCursor(6)
+    fast, slow = (SharedDraws(cursor, group, lambda: 0, StaticShare(group, 2, 0)) for group in range(2))
     got = [fast.next(), fast.next(), slow.next(), fast.next(), fast.next(), slow.next(), fast.next()]
     assert [d.chunk for d in got[:6] if d] == [0, 2, 1, 4, 6, 3]
     assert [d.number for d in got[:6] if d] == list(range(6))
     assert got[6] is None
 
 
-def test_a_batch_does_not_depend_on_who_prepares_it():
+def test_a_batch_does_not_depend_on_the_process_that_prepares_it():
     task, chunks = Digits(DigitsConfig(), seed=0), Chunks(20, 4, seed=0)
     here, there = (batches(task, chunks, Counted(5), member=0, members=1, workers=workers) for workers in (0, 1))
     for (draw, size, mine), (other, other_size, theirs) in zip(here, there, strict=True):

@@ -11,7 +11,7 @@ from runs import run_in_threads, tiny_config
 from safetensors.torch import load_file
 
 from roundelay.errors import DivergedError
-from roundelay.training import checkpoint
+from roundelay.training import checkpoint, state as state_module, trainer as trainer_module
 from roundelay.training.metrics import read_rows
 from roundelay.weights.serialization import read_state
 
@@ -35,7 +35,7 @@ def test_a_run_leaves_a_model_results_and_metrics(tmp_path, strategy):
     assert results["finished"]
     assert results["samples"] == 2600
     assert results["test"]["accuracy"] > 0.3
-    assert sum(trainer._counts.samples for trainer in trainers) == 2600
+    assert sum(trainer.step.counts.samples for trainer in trainers) == 2600
     rows = list(read_rows(tmp_path / "run" / "metrics.jsonl"))
     assert {row["learner"] for row in rows if row["kind"] == "learner"} == {0, 1, 2}
     assert {row["split"] for row in rows if row["kind"] == "evaluation"} == {"valid", "test"}
@@ -49,8 +49,8 @@ def test_a_module_of_one_learner_is_trained_as_torch_alone_would(tmp_path):
     task = trainer.task
     module = task.module()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    for number in range(trainer.plan.total):
-        loss = task.loss(module, task.batch(trainer.plan.chunks.samples(number), torch.Generator()))
+    for number in range(trainer.partition.total):
+        loss = task.loss(module, task.batch(trainer.partition.chunks.samples(number), torch.Generator()))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -73,47 +73,47 @@ def test_a_resumed_run_is_bit_identical_to_the_uninterrupted_one(tmp_path, strat
 
 
 @pytest.mark.parametrize("sharding", ["static", "dynamic"])
-def test_an_asynchronous_run_resumes_and_counts_every_number_once(tmp_path, sharding):
+def test_an_asynchronous_run_resumes_and_counts_every_number_once(tmp_path, sharding, monkeypatch):
     config = tiny_config(learners=3, **SHORT | {"data": {"batch": 20, "sharding": sharding}})
-    run_in_threads(config, tmp_path / "run", prepare=stop_learner_after(1, 9))
+    with monkeypatch.context() as patched:
+        run_in_threads(config, tmp_path / "run", prepare=stop_learner_after(1, 9, patched))
     (saved,) = checkpoint.complete(tmp_path / "run" / "checkpoints")[-1:]
     assert saved.samples_seen < 2600
     trainers = run_in_threads(config, tmp_path / "run", samples_seen=saved.samples_seen)
-    used = Counter(number for trainer in trainers for number in trainer._used)
-    assert used == Counter(range(trainers[0].plan.total))
+    used = Counter(number for trainer in trainers for number in trainer.position.used)
+    assert used == Counter(range(trainers[0].partition.total))
 
 
-def stop_learner_after(rank: int, steps: int):
+def stop_learner_after(rank: int, steps: int, monkeypatch):
     """Have all learners asked to stop when that one has taken so many steps."""
-    from roundelay.training import trainer as module
-
     stops, asked = [], []
 
-    class Recorded(module.StopRequest):
+    class Recorded(trainer_module.StopRequest):
         def __init__(self, last_step):
             super().__init__(last_step)
             stops.append(self)
             if asked:
                 self.request()
 
+    monkeypatch.setattr(trainer_module, "StopRequest", Recorded)
+
     def prepare(trainer):
         step = trainer._step
 
         def counted(*args):
             step(*args)
-            if trainer.world.rank == rank and trainer._steps == steps:
+            if trainer.world.rank == rank and trainer.position.steps == steps:
                 asked.append(rank)
                 for stop in stops:
                     stop.request()
 
         trainer._step = counted
-        trainer._stop_class = Recorded
 
     return prepare
 
 
 @pytest.mark.parametrize(("strategy", "before", "after"), [("dpsgd", 4, 3), ("adpsgd", 2, 4)])
-def test_other_learners_go_on_from_the_mean(tmp_path, strategy, before, after, caplog):
+def test_other_learners_go_on_from_the_mean(tmp_path, strategy, before, after, caplog, monkeypatch):
     config = tiny_config(strategy=strategy, learners=before, **SHORT)
     run_in_threads(config, tmp_path / "run")
     first = checkpoint.complete(tmp_path / "run" / "checkpoints")[0]
@@ -121,23 +121,19 @@ def test_other_learners_go_on_from_the_mean(tmp_path, strategy, before, after, c
     mean = torch.stack([state["module"]["0.weight"] for state in states]).double().mean(0).float()
     begun = {}
 
-    def look(trainer):
-        restore = trainer._restore
+    def restored(learner, state):
+        state_module.restore(learner, state)
+        begun[learner.transport.rank] = learner.module[0].weight.detach().clone()
 
-        def seen(state):
-            restore(state)
-            begun[trainer.world.rank] = trainer.module[0].weight.detach().clone()
-
-        trainer._restore = seen
-
+    monkeypatch.setattr(trainer_module, "restore", restored)
     other = tiny_config(strategy=strategy, learners=after, **SHORT)
-    trainers = run_in_threads(other, tmp_path / "run", samples_seen=first.samples_seen, prepare=look)
+    trainers = run_in_threads(other, tmp_path / "run", samples_seen=first.samples_seen)
     assert len(begun) == after
     assert all(torch.equal(weight, mean) for weight in begun.values())
     assert f"{after} learners go on from the mean of the {before} that saved" in caplog.text
     drawn = {number for state in states for number in state["used"].tolist()}
     done = len(drawn) or states[0]["position"]["steps"] * before
-    assert sum(trainer._steps for trainer in trainers) == trainers[0].plan.total - done
+    assert sum(trainer.position.steps for trainer in trainers) == trainers[0].partition.total - done
 
 
 @pytest.mark.parametrize("strategy", ["adpsgd", "dpsgd", "allreduce"])
@@ -147,12 +143,12 @@ def test_a_gradient_that_is_not_finite_is_skipped_counted_and_never_spreads(tmp_
 
         def spoiled(module, batch):
             value = loss(module, batch)
-            return value * float("nan") if trainer.world.rank == 1 and trainer._steps == 5 else value
+            return value * float("nan") if trainer.world.rank == 1 and trainer.position.steps == 5 else value
 
         trainer.task.loss = spoiled
 
     trainers = run_in_threads(tiny_config(strategy=strategy, learners=3, **SHORT), tmp_path / "run", prepare=poison)
-    skipped = [trainer._counts.skipped for trainer in trainers]
+    skipped = [trainer.step.counts.skipped for trainer in trainers]
     assert skipped == ([1, 1, 1] if strategy == "allreduce" else [0, 1, 0])
     assert all(torch.isfinite(each).all() for each in weights(tmp_path / "run").values())
     for trainer in trainers:
@@ -162,10 +158,14 @@ def test_a_gradient_that_is_not_finite_is_skipped_counted_and_never_spreads(tmp_
 def test_a_run_that_stays_non_finite_stops_and_names_the_last_good_checkpoint(tmp_path):
     def poison(trainer):
         loss = trainer.task.loss
-        trainer.task.loss = lambda module, batch: loss(module, batch) * (float("inf") if trainer._steps > 40 else 1.0)
+        trainer.task.loss = lambda module, batch: (
+            loss(module, batch) * (float("inf") if trainer.position.steps > 40 else 1.0)
+        )
 
     config = tiny_config(learners=1, **SHORT)
-    with pytest.raises(DivergedError, match=r"no finite gradient in 10 steps; the last good checkpoint is '.*0000640'"):
+    with pytest.raises(
+        DivergedError, match=r"no finite gradient in 10 steps; .*; the last good checkpoint is '.*0000640'"
+    ):
         run_in_threads(config, tmp_path / "run", prepare=poison)
 
 
@@ -195,8 +195,8 @@ def test_the_learning_rate_follows_the_samples_of_all_learners(tmp_path):
 def test_a_slow_learner_does_less_and_every_sample_is_used_once_an_epoch(tmp_path):
     config = tiny_config(learners=3, slow="0:20", **SHORT | {"data": {"batch": 20, "sharding": "dynamic"}})
     trainers = run_in_threads(config, tmp_path / "run")
-    used = Counter(number for trainer in trainers for number in trainer._used)
-    assert used == Counter(range(trainers[0].plan.total))
-    samples = [sample for number in used for sample in trainers[0].plan.chunks.samples(number)]
+    used = Counter(number for trainer in trainers for number in trainer.position.used)
+    assert used == Counter(range(trainers[0].partition.total))
+    samples = [sample for number in used for sample in trainers[0].partition.chunks.samples(number)]
     assert Counter(samples) == Counter(dict.fromkeys(range(1300), 2))
-    assert trainers[0]._steps < min(trainers[1]._steps, trainers[2]._steps)
+    assert trainers[0].position.steps < min(trainer.position.steps for trainer in trainers[1:])

@@ -15,6 +15,7 @@ from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, Strategy,
 from roundelay.topology import Mixing
 from roundelay.topology.registry import named
 from roundelay.training.config import Config, OptimizerConfig
+from roundelay.training.schedule import Schedule
 
 OTHER_TOPOLOGY = "random-ring"  # fits any number of learners
 
@@ -47,6 +48,17 @@ def _between(config: Config, groups: int) -> Strategy:
     if config.strategy == "allreduce":
         return Allreduce()
     return DelayByOne("gradients" if config.strategy == "delay-by-one-gradients" else "weights")
+
+
+def schedule_of(config: Config, samples_per_epoch: int, samples: int) -> Schedule:
+    """The learning rate of a run with `samples` samples over all epochs."""
+    batch = config.data.batch * config.learners
+    return Schedule(config.optimizer, config.schedule, batch=batch, epoch=samples_per_epoch, total=samples)
+
+
+def learner_seed(config: Config, learner: int) -> int:
+    """The seed of torch's default generator in one learner, such as for dropout. It differs between learners."""
+    return config.seed * 1_000_003 + learner
 
 
 def optimizer_of(config: OptimizerConfig, parameters: Iterable[Any]) -> Optimizer:

@@ -1,7 +1,7 @@
-"""Which samples a step is made of: chunks of a global shuffled order, numbered over the whole run.
+"""Which samples a step uses: chunks of a shuffled order of all samples, numbered through the whole run.
 
-A *chunk* is what one group of learners (or one learner) uses in one step. Chunks are numbered through all epochs; a chunk's
-number says how far the run is when it is used, so it also gives the learning rate of the step.
+A *chunk* is the samples that one learner, or one group of learners, uses in one step. Chunks are numbered through all
+epochs, so the number of a chunk also says how far the run is. The learning rate of a step follows from it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
 
 class Chunks:
-    """The samples of every chunk: epoch e is cut from a permutation that is a pure function of (seed, e).
+    """The samples of every chunk. The order of epoch e is a permutation that depends only on (seed, e).
 
-    The chunks of an epoch are equally large to within one sample, and none is larger than `chunk`.
+    The sizes of the chunks of an epoch differ by at most one sample. No chunk has more than `chunk` samples.
+
+    Attributes:
+        size: samples in an epoch.
+        per_epoch: chunks in an epoch.
 
     >>> chunks = Chunks(samples=10, chunk=4, seed=0)
     >>> [len(chunks.samples(number)) for number in range(chunks.per_epoch)]
@@ -34,7 +38,7 @@ class Chunks:
     def __init__(self, samples: int, chunk: int, seed: int) -> None:
         self.size, self._seed = samples, seed
         self.per_epoch = -(-samples // chunk)
-        self._order: tuple[int, np.ndarray[Any, np.dtype[np.int64]]] | None = None  # of the epoch asked for last
+        self._order: tuple[int, np.ndarray[Any, np.dtype[np.int64]]] | None = None  # the last epoch used, and its order
 
     def _permutation(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         if self._order is None or self._order[0] != epoch:
@@ -42,12 +46,12 @@ class Chunks:
         return self._order[1]
 
     def samples_before(self, number: int) -> int:
-        """How many samples come before that chunk."""
+        """How many samples all chunks before chunk `number` have together."""
         epoch, index = divmod(number, self.per_epoch)
         return epoch * self.size + index * self.size // self.per_epoch
 
     def samples(self, number: int, member: int = 0, members: int = 1) -> list[int]:
-        """Of that chunk, a member's share."""
+        """The samples of chunk `number`, or the share of one of the `members` of a group."""
         epoch, index = divmod(number, self.per_epoch)
         first, end = (i * self.size // self.per_epoch for i in (index, index + 1))
         chosen: list[int] = self._permutation(epoch)[first:end][member::members].tolist()
@@ -55,21 +59,21 @@ class Chunks:
 
 
 class Draw(NamedTuple):
-    """What a learner does next: `number` counts the run's budget, `chunk` says which samples."""
+    """What a step uses: `number` counts the budget of the run, `chunk` says which samples. They differ for static shares."""
 
     number: int
     chunk: int
 
 
 class Draws(ABC):
-    """The chunks of one group of learners, one after the other, until the budget is used up."""
+    """The draws of one group of learners, one per step, until the budget of the run is used up."""
 
     @abstractmethod
     def next(self) -> Draw | None:
-        """The next one; None when the run is over."""
+        """The next draw; None if there is none left. May block."""
 
     def more(self) -> bool:
-        """After the last one: whether another has turned up; waits until that is known."""
+        """After `next` gave None: whether another draw is there now. Blocks until that is certain."""
         return False
 
     def __iter__(self) -> Iterator[Draw]:
@@ -78,36 +82,39 @@ class Draws(ABC):
 
 
 class EqualDraws(Draws):
-    """Synchronous learners with static shares: step k of group j has chunk `start + k * groups + j`.
+    """Draws of synchronous learners with static shares: step k of group j uses chunk `start + k * groups + j`.
 
     Args:
-        start: chunks used before this run (or its resumption with another number of groups) began.
-        done: steps of it that were done already.
+        group: j.
+        groups: how many groups there are.
+        total: chunks in the run.
+        start: chunks that were used before step 0.
+        done: steps that were taken already.
     """
 
     def __init__(self, group: int, groups: int, total: int, *, start: int = 0, done: int = 0) -> None:
         self._next, self._groups, self._total = start + done * groups + group, groups, total
 
     def next(self) -> Draw | None:
-        """Known without asking anybody."""
+        """The next draw; None at the end of the budget. Never blocks."""
         number = self._next
         self._next += self._groups
         return Draw(number, number) if number < self._total else None
 
 
-class Numbers(Protocol):
-    """Who counts the budget of a run; see `Rendezvous`."""
+class SharedCursor(Protocol):
+    """Counts the budget of a run for all learners. The rendezvous does."""
 
     def begin(self, total: int, used: Sequence[int]) -> None:
-        """Say how large it is, and what of it is used."""
+        """Set the number of chunks in the run, and the numbers that were used before. Only the first call counts."""
 
     def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:
-        """The next number of `group`."""
+        """Draw `index` of `group`; None if no number is left. If `patient`, wait for numbers that may be given back."""
 
 
 @dataclass(frozen=True)
-class Shares:
-    """A static share: chunks first, first + stride, ..., of which so many are done."""
+class StaticShare:
+    """The chunks of one group: first, first + stride, first + 2 stride, ... The first `done` of them are used already."""
 
     first: int
     stride: int
@@ -115,40 +122,40 @@ class Shares:
 
 
 class SharedDraws(Draws):
-    """Learners at their own pace: the rendezvous counts the budget.
+    """Draws of learners that do not step together: a shared cursor counts the budget.
 
-    With dynamic sharding the number drawn is the chunk; with static shares a group goes through chunks of its own, and a
-    fast group gets further.
+    With dynamic sharding the number drawn is the chunk. With static sharding a group uses the chunks of its own share, and
+    a fast group gets further through its share.
 
     Args:
-        line: to the rendezvous.
-        group: whose draws these are; all its members ask for themselves and hear the same.
-        done: how many of them are used.
-        share: the group's own chunks, if they are static.
+        cursor: of the run.
+        group: the group that draws. Every member asks for itself, and all members get the same answer.
+        done: returns how many draws of this learner are part of its weights. Others may be given to another learner.
+        share: the chunks of the group; None with dynamic sharding.
     """
 
-    def __init__(self, line: Numbers, group: int, done: Callable[[], int], share: Shares | None) -> None:
-        self._line, self._group, self._done, self._share = line, group, done, share
-        self._before = self._asked = done()
+    def __init__(self, cursor: SharedCursor, group: int, done: Callable[[], int], share: StaticShare | None) -> None:
+        self._cursor, self._group, self._done, self._share = cursor, group, done, share
+        self._first = self._index = done()
 
     def next(self) -> Draw | None:
-        """The next number that nobody has."""
-        number = self._line.draw(self._group, self._asked, self._done())
+        """The next draw; None if no number is left at the moment. Asks the cursor."""
+        number = self._cursor.draw(self._group, self._index, self._done())
         if number is None:
             return None
-        own = number
+        chunk = number
         if self._share is not None:
-            own = self._share.first + (self._share.done + self._asked - self._before) * self._share.stride
-        self._asked += 1
-        return Draw(number, own)
+            chunk = self._share.first + (self._share.done + self._index - self._first) * self._share.stride
+        self._index += 1
+        return Draw(number, chunk)
 
     def more(self) -> bool:
-        """What a learner that is lost had drawn and not done."""
-        return self._line.draw(self._group, self._asked, self._done(), patient=True) is not None
+        """Whether a lost learner has left a number that it had drawn and not used. Waits until that is certain."""
+        return self._cursor.draw(self._group, self._index, self._done(), patient=True) is not None
 
 
-class _Samples(Dataset[Any]):
-    """What the loader's workers hold: the task, and how a draw becomes a batch."""
+class _DrawDataset(Dataset[Any]):
+    """Makes a batch from a draw; in the worker processes of a DataLoader, if there are any."""
 
     def __init__(self, task: Task, chunks: Chunks, member: int, members: int) -> None:
         self._task, self._chunks, self._member, self._members = task, chunks, member, members
@@ -162,23 +169,24 @@ class _Samples(Dataset[Any]):
 def batches(
     task: Task, chunks: Chunks, draws: Draws, *, member: int, members: int, workers: int
 ) -> Iterator[tuple[Draw, int, Batch]]:
-    """Draws with the number of samples and the batch of one member; prepared by `workers` processes, if any.
+    """For every draw: the draw, the number of samples, and the batch of one member.
 
-    A batch does not depend on who prepares it: what is random in it comes from the chunk's number.
+    `workers` processes prepare the batches; with 0 the caller's thread does. A batch does not depend on the process that
+    prepares it, because its random numbers come from the number of its chunk.
     """
     loader = DataLoader(
-        _Samples(task, chunks, member, members),
-        sampler=_Each(draws),
+        _DrawDataset(task, chunks, member, members),
+        sampler=_DrawSampler(draws),
         batch_size=None,
         num_workers=workers,
-        multiprocessing_context="spawn" if workers else None,  # this process has threads, which a fork would not have
-        generator=torch.Generator(),  # the loader draws from it, and must not from the one that training draws from
+        multiprocessing_context="spawn" if workers else None,  # a fork would not have the threads of this process
+        generator=torch.Generator(),  # otherwise the loader would draw from torch's default generator, as training does
     )
     return iter(loader)
 
 
-class _Each(Sequence[Draw]):
-    """Draws as the sampler that a DataLoader wants; its length is not known."""
+class _DrawSampler(Sequence[Draw]):
+    """Draws as the sampler that a DataLoader takes. Its length is not known."""
 
     def __init__(self, draws: Draws) -> None:
         self._draws = draws
@@ -187,7 +195,7 @@ class _Each(Sequence[Draw]):
         return iter(self._draws)
 
     def __len__(self) -> int:
-        raise TypeError("how many draws a learner gets is known at the end")
+        raise TypeError("the number of draws of a learner is known only at the end of the run")
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401
-        raise TypeError("draws come one after the other")
+        raise TypeError("draws have no index: iterate over them")

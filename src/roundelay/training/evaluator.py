@@ -1,97 +1,114 @@
-"""Judging a run: the mean model on held-out data, while it trains and at the end."""
+"""Evaluating a run: the figures of the mean model on held-out data, during training and at its end."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from roundelay.cluster.environment import World
+from roundelay.errors import ConfigError, unknown
 from roundelay.learner import Learner
-from roundelay.training.checkpoint import Checkpoints, complete
+from roundelay.training.checkpoint import complete
 from roundelay.training.metrics import Row
-from roundelay.training.state import random_state, set_random_state
+from roundelay.training.state import State, random_state, set_random_state
 from roundelay.training.task import Task
 from roundelay.weights import average
 from roundelay.weights.serialization import read_state
 
+SPLITS = ("valid", "test")
+_TINY_PART = 10**9  # of so many parts of a split, one has a single sample
+
 
 class Evaluator:
-    """Evaluates the mean model, writes a row about it, and remembers which checkpoint was best.
+    """Evaluates the mean model, writes a row about it, and reports which checkpoint is the best.
 
     Args:
-        task: which says how.
-        world: who this learner is.
-        checkpoints: of the run.
-        write: takes the row.
+        task: computes the figures.
+        write: writes a row of the metrics.
+        on_best: called with `samples_seen` of the best checkpoint so far.
     """
 
-    def __init__(self, task: Task, world: World, checkpoints: Checkpoints, write: Callable[[Row], None]) -> None:
-        self._task, self.world, self._checkpoints, self._write = task, world, checkpoints, write
-        self.newest = 0  # the samples_seen of the checkpoint that was evaluated last
+    def __init__(
+        self, task: Task, write: Callable[[Row], None], on_best: Callable[[int], None] = lambda samples_seen: None
+    ) -> None:
+        self._task, self._write, self._on_best = task, write, on_best
+        self.newest = 0  # samples_seen of the checkpoint that was evaluated last
         self._best = -math.inf
 
-    def together(self, learner: Learner, split: str, samples_seen: int) -> dict[str, float]:
-        """A collective: every learner evaluates its share of the split on the exact mean model."""
-        with learner.consensus() as mean, evaluating(mean):
-            sums = self._task.evaluate(mean, split, self.world.rank, self.world.size)
-        totals = torch.tensor(list(sums.values()), dtype=torch.float64)
-        learner.transport.all_reduce(totals, learner.membership.living).result()
-        figures = dict(zip(sums, totals.tolist(), strict=True))
-        return self._told(split, samples_seen, figures) if self.world.rank == 0 else _means(figures)
-
-    def posted(self) -> None:
-        """Alone: the mean of what all learners have posted at the newest mark, if that is new. Nobody waits."""
-        posted = [each for each in complete(self._checkpoints.folder) if each.samples_seen > self.newest]
-        if not posted:
-            return
-        self.newest = posted[-1].samples_seen
-        self.alone(self._mean(posted[-1].path(learner) for learner in posted[-1].files), "valid", self.newest)
-
-    def mean_of(self, samples_seen: int, learners: Iterable[int]) -> nn.Module:
-        """The mean of what these learners have saved at `samples_seen`."""
-        return self._mean(self._checkpoints.path(samples_seen, learner) for learner in learners)
-
-    def _mean(self, paths: Iterable[Path]) -> nn.Module:
-        states = [read_state(path) for path in paths]
-        mean = self._task.module().to(self.world.device)
-        mean.load_state_dict(average.mean_module([state["module"] for state in states if state["voice"]]))
-        return mean
-
-    def alone(self, mean: nn.Module, split: str, samples_seen: int) -> dict[str, float]:
-        """One learner evaluates the whole split."""
+    def evaluate(self, mean: nn.Module, split: str, samples_seen: int) -> dict[str, float]:
+        """Evaluate the mean model on a whole split."""
         with evaluating(mean):
             sums = self._task.evaluate(mean, split)
-        return self._told(split, samples_seen, sums)
+        return self._record(split, samples_seen, sums)
 
-    def _told(self, split: str, samples_seen: int, sums: dict[str, float]) -> dict[str, float]:
-        figures = _means(sums)
-        self._write(
-            {"kind": "evaluation", "split": split, "samples_seen": samples_seen, "samples": sums["samples"]} | figures
-        )
+    def evaluate_together(self, learner: Learner, split: str, samples_seen: int) -> dict[str, float]:
+        """Evaluate the exact mean model, every learner on its part of the split. A collective: all learners call it."""
+        members = learner.membership
+        rank = members.position(learner.transport.rank)
+        with learner.consensus() as mean, evaluating(mean):
+            own = self._task.evaluate(mean, split, rank, members.size)
+        totals = torch.tensor(list(own.values()), dtype=torch.float64)
+        learner.transport.all_reduce(totals, members.living).result()
+        sums = dict(zip(own, totals.tolist(), strict=True))
+        return self._record(split, samples_seen, sums) if rank == 0 else means(sums)
+
+    def evaluate_newest(self, checkpoints: Path, device: torch.device) -> None:
+        """Evaluate the newest complete checkpoint on the validation data, if that was not done yet. No learner waits."""
+        new = [each for each in complete(checkpoints) if each.samples_seen > self.newest]
+        if not new:
+            return
+        self.newest = new[-1].samples_seen
+        states = [read_state(new[-1].path(learner)) for learner in new[-1].files]
+        self.evaluate(mean_model(self._task, states).to(device), "valid", self.newest)
+
+    def _record(self, split: str, samples_seen: int, sums: dict[str, float]) -> dict[str, float]:
+        figures = means(sums)
+        row: Row = {"kind": "evaluation", "split": split, "samples_seen": samples_seen, "samples": sums["samples"]}
+        self._write(row | figures)
         if split == "valid":
-            self._remember(samples_seen, figures)
+            name = self._task.judged_by.removeprefix("-")
+            quality = -figures[name] if self._task.judged_by.startswith("-") else figures[name]
+            if quality > self._best:
+                self._best = quality
+                self._on_best(samples_seen)
         return figures
 
-    def _remember(self, samples_seen: int, figures: dict[str, float]) -> None:
-        name = self._task.judged_by.removeprefix("-")
-        worth = -figures[name] if self._task.judged_by.startswith("-") else figures[name]
-        if worth > self._best:
-            self._best = worth
-            self._checkpoints.mark_best(samples_seen)
+
+def mean_model(task: Task, states: Sequence[State]) -> nn.Module:
+    """The mean of the modules of these learner states, in a new module."""
+    module = task.module()
+    counted = [state["module"] for state in states if state["consensus_weight"]]
+    module.load_state_dict(average.mean_module(counted))
+    return module
 
 
-def _means(sums: dict[str, float]) -> dict[str, float]:
+def means(sums: dict[str, float]) -> dict[str, float]:
+    """The figures per sample, from the sums that `Task.evaluate` returns.
+
+    >>> means({"samples": 4.0, "loss": 2.0, "accuracy": 3.0})
+    {'loss': 0.5, 'accuracy': 0.75}
+    """
     return {name: total / max(sums["samples"], 1.0) for name, total in sums.items() if name != "samples"}
+
+
+def check_judged_by(task: Task, module: nn.Module) -> None:
+    """Raise ConfigError unless `judged_by` is a figure that `evaluate` returns. Evaluates one sample."""
+    with evaluating(module):
+        sums = task.evaluate(module, "valid", 0, _TINY_PART)
+    name, kind = task.judged_by.removeprefix("-"), type(task).__name__
+    if "samples" not in sums:
+        raise ConfigError(f"{kind}.evaluate must return the number of samples as 'samples', got {', '.join(sums)}")
+    if name not in means(sums):
+        raise ConfigError(f"{kind}.judged_by: " + unknown("figure of evaluate()", name, means(sums)))
 
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode, without gradients; random states are put back."""
+    """In this block the module is in evaluation mode, without gradients. Afterwards random states are as before."""
     training, states = module.training, random_state()
     module.eval()
     try:

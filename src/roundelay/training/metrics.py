@@ -1,10 +1,10 @@
-"""Where metrics go: one JSON object per line, for every learner, evaluation and event of a run.
+"""The metrics of a run: one JSON object per line, for every learner, evaluation and event.
 
-Rows have a `kind`:
-  learner      one learner's state: learner, elapsed_s, place (samples of all learners), samples (its own), loss, lr,
-               samples_per_s, skipped, and what `Learner.metrics` tells (steps, wait_s, spread, staleness_mean, ...)
-  evaluation   the mean model: split, place, elapsed_s, samples, loss and the task's other figures
-  event        something that happened: event, learner, elapsed_s, reason
+Every row has `kind`, `elapsed_s` (seconds of the run) and `samples_seen` (samples that all learners have used):
+  learner      the state of one learner: learner, total (samples in the run), samples (its own), loss, lr, samples_per_s,
+               skipped (steps without a finite gradient), and the figures of `Learner.metrics` (steps, wait_s, ...)
+  evaluation   the mean model: split, samples (in the split), loss and the other figures of the task
+  event        something that happened: event, learner, reason
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,23 +23,23 @@ Row = dict[str, Any]
 
 
 class Sink(Protocol):
-    """Takes rows."""
+    """A destination of rows."""
 
     def write(self, row: Row) -> None:
-        """One row."""
+        """Write one row."""
 
     def close(self) -> None:
-        """No more."""
+        """Release the files. No row follows."""
 
 
 class JsonLines:
-    """Appends to a file that all learners of a machine share: a line is one write, so lines never mix."""
+    """Appends rows to a file. Several processes may share it: every line is one write, so lines never mix."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def write(self, row: Row) -> None:
-        """One line."""
+        """Append one line."""
         os.write(self._fd, (json.dumps(row) + "\n").encode())
 
     def close(self) -> None:
@@ -48,7 +48,10 @@ class JsonLines:
 
 
 class TensorBoard:
-    """TensorBoard's event files: figures over the samples that all learners have used."""
+    """Writes TensorBoard's event files. The step of a value is `samples_seen`.
+
+    Raises MissingExtraError if tensorboard is not installed.
+    """
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -58,19 +61,19 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder))
 
     def write(self, row: Row) -> None:
-        """Every number of the row."""
+        """Write every number of the row."""
         prefix = row.get("split", row["kind"])
         for name, value in row.items():
             if isinstance(value, int | float) and name not in ("samples_seen", "learner"):
                 self._writer.add_scalar(f"{prefix}/{name}", value, row["samples_seen"])
 
     def close(self) -> None:
-        """Flush."""
+        """Flush and close the files."""
         self._writer.close()
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file; a last line that was cut off by a crash is left out."""
+    """The rows of a file. A line that a crash has cut off is left out."""
     with path.open() as file:
         for line in file:
             try:
@@ -82,49 +85,56 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 class Meter:
-    """What happened since the last row, and when the next is due."""
+    """Writes the rows of one learner, and measures loss and speed between them.
 
-    def __init__(self, sinks: list[Sink], every_s: float) -> None:
-        self._sinks, self._every_s = sinks, every_s
-        self._since: dict[str, float] = {}
+    Args:
+        sinks: where rows go.
+        every_s: seconds between rows of this learner.
+        now: the clock, in seconds.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], every_s: float, now: Callable[[], float] = time.perf_counter) -> None:
+        self._sinks, self._every_s, self._now = sinks, every_s, now
         self._loss, self._steps, self._samples = 0.0, 0, 0
-        self.restart("row")
-        self.restart("posts")
+        self._window_began = now()
+        self.start_clock(0.0)
+
+    def start_clock(self, elapsed_s: float) -> None:
+        """Count the seconds of the run from now, beginning with `elapsed_s`."""
+        self._run_began = self._now() - elapsed_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the run so far."""
+        return self._now() - self._run_began
 
     def add(self, loss: float, samples: int) -> None:
-        """A step."""
+        """Count one step. A loss that is not finite is left out of the mean."""
         if math.isfinite(loss):
             self._loss += loss
             self._steps += 1
         self._samples += samples
 
-    def elapsed(self, what: str) -> float:
-        """Seconds since `restart(what)`."""
-        return time.perf_counter() - self._since[what]
-
-    def restart(self, what: str) -> None:
-        """Count these seconds from now."""
-        self._since[what] = time.perf_counter()
-
     def due(self) -> bool:
-        """Whether it is time for a row."""
-        return self.elapsed("row") >= self._every_s
+        """Whether `every_s` seconds have passed since the last `window`."""
+        return self._now() - self._window_began >= self._every_s
 
     def window(self) -> Row:
-        """The mean loss and the speed since the last row."""
-        row: Row = {"samples_per_s": self._samples / max(self.elapsed("row"), 1e-9)}
+        """The mean loss and the speed since the last call."""
+        now = self._now()
+        row: Row = {"samples_per_s": self._samples / max(now - self._window_began, 1e-9)}
         if self._steps:
             row["loss"] = self._loss / self._steps
         self._loss, self._steps, self._samples = 0.0, 0, 0
-        self.restart("row")
+        self._window_began = now
         return row
 
     def write(self, row: Row) -> None:
-        """To every sink."""
+        """Write a row, with `elapsed_s`, to every sink."""
         for sink in self._sinks:
-            sink.write(row)
+            sink.write(row | {"elapsed_s": self.elapsed_s})
 
     def close(self) -> None:
-        """No more rows."""
+        """Close every sink."""
         for sink in self._sinks:
             sink.close()

@@ -1,64 +1,49 @@
-"""How a run is divided: among learners, into chunks, and by the marks at which learners save."""
+"""How a run is divided: into chunks, among learners, and by checkpoint boundaries; and how far one learner is."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from roundelay.cluster.environment import World
 from roundelay.training.config import Config
-from roundelay.training.data import Chunks, Draws, EqualDraws, Numbers, SharedDraws, Shares
-
-
-class Position(NamedTuple):
-    """How far a learner is.
-
-    Attributes:
-        start: chunks that were used before learners began to count `steps` for themselves.
-        steps: since then.
-        used: numbers drawn from the rendezvous and used; empty where learners count for themselves.
-    """
-
-    start: int = 0
-    steps: int = 0
-    used: tuple[int, ...] = ()
+from roundelay.training.data import Chunks, Draw, Draws, EqualDraws, SharedCursor, SharedDraws, StaticShare
 
 
 @dataclass(frozen=True)
 class Partition:
-    """One learner's view of the run.
+    """One learner's part of the run. It is made again when the membership changes.
 
     Attributes:
-        chunks: the samples, by number.
+        chunks: the samples of every chunk.
         total: chunks in the run.
-        every: chunks between marks.
-        groups: how many step on their own.
-        group: this learner's.
-        member: its place in it.
-        members: how many a group has.
-        in_step: learners step together on static shares, so that they know everything without asking.
-        dynamic: the number drawn says which samples.
-        drawer: under which number this learner's group draws, and
-        drawers: how many there were at first; neither changes when others come and go.
+        chunks_per_checkpoint: chunks between two checkpoint boundaries.
+        groups: how many groups of learners there are. A learner alone is a group of one.
+        group: the group of this learner.
+        member: the position of this learner in its group.
+        members: learners per group.
+        lockstep: all learners step together on static shares, so each knows without asking which chunks are used.
+        dynamic: a draw from the shared cursor says which samples a step uses.
+        drawer: the number under which this group draws. It stays when the membership changes.
+        drawers: how many groups drew at the beginning of the run.
     """
 
     chunks: Chunks
     total: int
-    every: int
+    chunks_per_checkpoint: int
     groups: int
     group: int
     member: int
     members: int
-    in_step: bool
+    lockstep: bool
     dynamic: bool
     drawer: int
     drawers: int
 
     @classmethod
-    def of(cls, config: Config, world: World, samples: int, learner: int) -> Partition:
-        """For a task with so many samples; the learner's number stays, its rank in the world may change."""
+    def of(cls, config: Config, world: World, samples: int, learner: int, *, synchronous: bool) -> Partition:
+        """The part of learner `learner`, whose rank is `world.rank` at the moment, in a task with so many samples."""
         members = config.group_size or world.local_size
         group, member = divmod(world.rank, members)
         chunks = Chunks(samples, members * config.data.batch, config.seed)
@@ -66,35 +51,92 @@ class Partition:
         return cls(
             chunks,
             total=math.ceil(config.budget.epochs * chunks.per_epoch - 1e-9),
-            every=max(1, round(config.checkpoint.every_epochs * chunks.per_epoch)),
+            chunks_per_checkpoint=max(1, round(config.checkpoint.every_epochs * chunks.per_epoch)),
             groups=world.size // members,
             group=group,
             member=member,
             members=members,
-            in_step=config.synchronous and not dynamic,
+            lockstep=synchronous and not dynamic,
             dynamic=dynamic,
             drawer=learner // members,
             drawers=config.learners // members,
         )
 
-    def number_of_step(self, position: Position) -> int:
-        """Where learners step together: the number of the first chunk of the next step, for all of them."""
-        return position.start + position.steps * self.groups
+    @property
+    def samples(self) -> int:
+        """Samples in the run."""
+        return self.chunks.samples_before(self.total)
 
-    def draws(
-        self, position: Position, used: list[int], line: Numbers, done: Callable[[], int], *, joined: bool = False
-    ) -> Draws:
-        """What comes next for this learner's group.
+
+@dataclass
+class Position:
+    """How far one learner is through the run.
+
+    Attributes:
+        partition: the learner's part of the run.
+        start: in lockstep, chunks that were used before this learner counted `steps` from 0.
+        steps: steps since then.
+        used: numbers that were drawn from the shared cursor and used; empty in lockstep.
+        boundaries: checkpoint boundaries that the learner has passed.
+    """
+
+    partition: Partition
+    start: int = 0
+    steps: int = 0
+    used: list[int] = field(default_factory=list)
+    boundaries: int = 0
+
+    @property
+    def done(self) -> int:
+        """Chunks of the run that are used, as far as this learner knows."""
+        if self.partition.lockstep:
+            return self.start + self.steps * self.partition.groups
+        return self.used[-1] + 1 if self.used else 0
+
+    @property
+    def samples_seen(self) -> int:
+        """Samples that all learners have used, as far as this learner knows."""
+        return self.partition.chunks.samples_before(min(self.done, self.partition.total))
+
+    @property
+    def first_unconfirmed(self) -> int:
+        """In lockstep: the first chunk that is not known to be used by all learners, because some may be a step behind."""
+        return self.start + max(self.steps - 1, 0) * self.partition.groups
+
+    def samples_before_step(self, draw: Draw) -> int:
+        """Samples that the run has used when the step of this draw begins; in lockstep the same for all learners."""
+        return self.partition.chunks.samples_before(self.done if self.partition.lockstep else draw.number)
+
+    def advance(self, draw: Draw) -> int | None:
+        """Count a step. If it passed a checkpoint boundary, the number of the chunk at which the checkpoint is."""
+        self.steps += 1
+        if not self.partition.lockstep:
+            self.used.append(draw.number)
+        every, total = self.partition.chunks_per_checkpoint, self.partition.total
+        boundary = self.done // every
+        # The last chunks may be fewer than learners. A boundary that not all learners reach is left to the end of the run.
+        if boundary <= self.boundaries or boundary * every >= total or self.done > total:
+            return None
+        self.boundaries = boundary
+        return self.done if self.partition.lockstep else boundary * every
+
+    def skip_boundaries(self, number: int) -> int:
+        """Begin at chunk `number`, with no checkpoint at earlier boundaries; the samples before that chunk."""
+        self.boundaries = number // self.partition.chunks_per_checkpoint
+        return self.partition.chunks.samples_before(number)
+
+    def draws(self, cursor: SharedCursor, used: list[int], done: Callable[[], int], *, joined: bool = False) -> Draws:
+        """The draws of this learner from here on.
 
         Args:
-            position: how far the learner is.
-            used: what all learners had used before.
-            line: to the rendezvous.
-            done: how many draws this learner has used since it registered.
-            joined: it came later, so that no static share is its own.
+            cursor: of the run.
+            used: numbers that all learners had used before this part of the run.
+            done: returns how many draws this learner has used since it registered.
+            joined: the learner came later, so no static share belongs to it.
         """
-        if self.in_step:
-            return EqualDraws(self.group, self.groups, self.total, start=position.start, done=position.steps)
-        line.begin(self.total, used)
-        own = None if self.dynamic or joined else Shares(position.start + self.drawer, self.drawers, len(position.used))
-        return SharedDraws(line, self.drawer, done, own)
+        part = self.partition
+        if part.lockstep:
+            return EqualDraws(part.group, part.groups, part.total, start=self.start, done=self.steps)
+        cursor.begin(part.total, used)
+        own = None if part.dynamic or joined else StaticShare(self.start + part.drawer, part.drawers, len(self.used))
+        return SharedDraws(cursor, part.drawer, done, own)

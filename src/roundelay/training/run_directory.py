@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,8 @@ from roundelay.training.config import Config, to_toml
 from roundelay.training.recipes import as_table, read_toml
 from roundelay.transport.security import Security
 
-CONFIG, MACHINE, METRICS, RESULTS, MODEL = (
-    "config.toml",
-    "machine.json",
-    "metrics.jsonl",
-    "results.json",
-    "model.safetensors",
-)
-RENDEZVOUS = "rendezvous.json"
+CONFIG, MACHINE, METRICS, RENDEZVOUS = "config.toml", "machine.json", "metrics.jsonl", "rendezvous.json"
+RESULTS, MODEL, MODEL_CONFIG = "results.json", "model.safetensors", "config.json"
 PROBLEMS = "problems.txt"  # of the data, one on each line; written by tasks that find some
 
 
@@ -122,8 +117,13 @@ def _commit() -> str | None:
     return described.stdout.strip()
 
 
-def resume_command(argv: list[str] | None = None) -> str:
-    """The command line with which this run goes on."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    kept = [word for word in words if word != "--resume"]
-    return " ".join(["roundelay", *kept, "--resume"])
+def resume_command(folder: Path, options: Sequence[str] = ()) -> str:
+    """The command that resumes the run in `folder` from its newest checkpoint, from the same working directory.
+
+    The directory holds the whole configuration, so no other option of the first command is needed, except those that say
+    how learners on several machines meet (`options`).
+
+    >>> resume_command(Path("runs/my run"))
+    "roundelay train --out 'runs/my run' --resume"
+    """
+    return shlex.join(["roundelay", "train", "--out", str(folder), *options, "--resume"])

@@ -1,4 +1,4 @@
-"""A run that is over: the mean model that it left, built again, and what it is worth."""
+"""The result of a run: the mean model, how to build it again, and its figures."""
 
 from __future__ import annotations
 
@@ -7,22 +7,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 from roundelay.errors import ConfigError, unknown
 from roundelay.training import config as configuration, run_directory
-from roundelay.training.config import TaskConfig
-from roundelay.training.evaluator import evaluating
-from roundelay.training.recipes import task_class
+from roundelay.training.checkpoint import write_whole
+from roundelay.training.config import Config, TaskConfig
+from roundelay.training.evaluator import SPLITS, evaluating, means
+from roundelay.training.recipes import as_table, task_class
 from roundelay.training.task import Task
 
-SPLITS = ("valid", "test")
+
+def write_result(folder: Path, config: Config, task: Task, mean: nn.Module, results: dict[str, Any]) -> None:
+    """Write the files of a finished run: the model, what is needed to build it again, and `results` as results.json.
+
+    results.json is written last: a run that has it is finished.
+    """
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in mean.state_dict().items()}
+    write_whole(folder / run_directory.MODEL, save(tensors))
+    described = {"task": config.task, "settings": as_table(config)["settings"], "seed": config.seed}
+    write_whole(folder / run_directory.MODEL_CONFIG, json.dumps(described, indent=2).encode())
+    task.leave(folder)
+    write_whole(folder / run_directory.RESULTS, json.dumps({"finished": True} | results, indent=2).encode())
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """The directory of a finished run, and what its config.json says."""
+    """A finished run: its directory, its task, and the settings and seed that the task had."""
 
     folder: Path
     task_class: type[Task]
@@ -31,32 +43,32 @@ class FinishedRun:
 
     @classmethod
     def read(cls, folder: Path) -> FinishedRun:
-        """Raises ConfigError if there is no run, or one that is not finished."""
-        path = folder / "config.json"
+        """Read the result in the directory of a run. Raises ConfigError if there is no run, or if it is not finished."""
+        path = folder / run_directory.MODEL_CONFIG
         if not path.is_file() or not (folder / run_directory.MODEL).is_file():
-            begun = (folder / run_directory.CONFIG).is_file()
-            how = "is not finished; go on with it: roundelay train RECIPE --resume --out" if begun else "holds no run:"
-            raise ConfigError(f"'{folder}' {how} {folder if begun else 'there is no config.json'}")
+            if (folder / run_directory.CONFIG).is_file():
+                command = run_directory.resume_command(folder)
+                raise ConfigError(f"the run in '{folder}' is not finished; go on with it: {command}")
+            raise ConfigError(f"'{folder}' holds no run: there is no {run_directory.MODEL_CONFIG}")
         described = json.loads(path.read_text())
         chosen = task_class(described["task"])
         return cls(folder, chosen, configuration.read(chosen.Config, described["settings"]), described["seed"])
 
     def task(self) -> Task:
-        """The task, with its data."""
+        """Build the task. It reads its data."""
         return self.task_class(self.settings, self.seed)
 
     def with_weights(self, module: nn.Module) -> nn.Module:
-        """The module with the weights of the mean model."""
+        """Load the weights of the mean model into the module; the module, in evaluation mode."""
         module.load_state_dict(load_file(self.folder / run_directory.MODEL))
         return module.eval()
 
     def figures(self, split: str) -> dict[str, Any]:
-        """The figures of `Task.evaluate` on a split."""
+        """Evaluate the mean model on a split. Raises ConfigError for an unknown split."""
         if split not in SPLITS:
             raise ConfigError(unknown("split", split, SPLITS))
         task = self.task()
         module = self.with_weights(task.module())
         with evaluating(module):
             sums = task.evaluate(module, split)
-        samples = sums.pop("samples")
-        return {"split": split, "samples": int(samples)} | {name: sums[name] / max(samples, 1.0) for name in sums}
+        return {"split": split, "samples": int(sums["samples"])} | means(sums)

@@ -1,4 +1,4 @@
-"""What a learner saves, and how learners go on from what was saved, be they as many as before or not."""
+"""What a learner saves, and what learners that resume begin with, whether they are as many as before or not."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from roundelay.learner import Learner
 from roundelay.training.checkpoint import Checkpoint
 from roundelay.training.partition import Partition, Position
+from roundelay.training.step import Counts
 from roundelay.weights import average
 from roundelay.weights.replica import Flat
 from roundelay.weights.serialization import from_bytes, read_state, to_bytes
@@ -25,30 +27,42 @@ log = logging.getLogger("roundelay")
 State = dict[str, Any]
 
 
-@dataclass
-class Counts:
-    """What a learner counts through the whole run: its samples, its skipped steps, its seconds."""
-
-    samples: int = 0
-    skipped: int = 0
-    elapsed_s: float = 0.0
-
-
-def state_of(position: Position, plan: Partition, counts: Counts, voice: float, parts: State) -> State:
-    """A learner's state as a tree of tensors and plain values; `parts` are module, optimizer and learner."""
-    return parts | {
+def learner_state(learner: Learner, position: Position, counts: Counts) -> State:
+    """A learner's state as a tree of tensors and plain values."""
+    partition = position.partition
+    return {
+        "learner": learner.state_dict(),  # first: afterwards module and optimizer hold what a restart needs
+        "module": learner.module.state_dict(),
+        "optimizer": learner.optimizer.state_dict(),
         "position": {"start": position.start, "steps": position.steps},
         "used": torch.tensor(position.used, dtype=torch.int64),
-        "plan": {"groups": plan.groups, "per_epoch": plan.chunks.per_epoch},
+        "partition": {"groups": partition.groups, "per_epoch": partition.chunks.per_epoch},
         "counts": asdict(counts),
-        "voice": voice,
+        "consensus_weight": learner.strategy.voice,
         "random": random_state(),
     }
 
 
+def restore(learner: Learner, state: State) -> None:
+    """Load a state of `learner_state` or `mean_state` into a learner that has just begun."""
+    initial = learner.state_dict()
+    learner.module.load_state_dict(state["module"])
+    learner.optimizer.load_state_dict(state["optimizer"])
+    learner.load_state_dict(state["learner"] or initial)
+    if state["random"] is not None:
+        set_random_state(state["random"])
+
+
 @dataclass(frozen=True)
-class Earlier:
-    """The part of a run that is done: this learner's state, its position, and what all learners have used."""
+class Resumed:
+    """What one learner begins with.
+
+    Attributes:
+        state: what it restores; None in a new run.
+        position: how far it is.
+        used: numbers that all learners have used.
+        counts: its counts so far.
+    """
 
     state: State | None
     position: Position
@@ -56,76 +70,77 @@ class Earlier:
     counts: Counts
 
 
-def earlier(resumed: Checkpoint | None, rank: int, size: int, plan: Partition) -> Earlier:
-    """What learner `rank` of `size` goes on from.
+def resumed_from(checkpoint: Checkpoint | None, rank: int, size: int, partition: Partition) -> Resumed:
+    """What learner `rank` of `size` begins with; without a checkpoint, a new run.
 
-    Other learners than those that saved start from the mean of these, momentum and all, and share out what is left.
+    If the number of learners has changed, all of them begin with the mean of the saved states, momentum included, and
+    share what is left of the budget.
     """
-    if resumed is None:
-        return Earlier(None, Position(), [], Counts())
-    states = [read_state(resumed.path(learner)) for learner in sorted(resumed.files)]
-    used = _used(states, plan)
-    before = states[0]["plan"]
-    if len(states) == size and before == {"groups": plan.groups, "per_epoch": plan.chunks.per_epoch}:
-        mine = states[rank]
-        position = Position(mine["position"]["start"], mine["position"]["steps"], tuple(mine["used"].tolist()))
-        return Earlier(mine, position, used, Counts(**mine["counts"]))
+    if checkpoint is None:
+        return Resumed(None, Position(partition), [], Counts())
+    states = [read_state(checkpoint.path(learner)) for learner in sorted(checkpoint.files)]
+    used = _used(states, partition)
+    before = states[0]["partition"]
+    if len(states) == size and before == {"groups": partition.groups, "per_epoch": partition.chunks.per_epoch}:
+        own = states[rank]
+        position = Position(partition, own["position"]["start"], own["position"]["steps"], own["used"].tolist())
+        return Resumed(own, position, used, Counts(**own["counts"]))
     if rank == 0:
         log.warning("%d learners go on from the mean of the %d that saved, momentum included", size, len(states))
     counts = [state["counts"] for state in states]
     shared = Counts(
         samples=sum(count["samples"] for count in counts) // size, elapsed_s=max(count["elapsed_s"] for count in counts)
     )
-    return Earlier(mean_state(states), Position(start=len(used)), used, shared)
+    return Resumed(mean_state(states), Position(partition, start=len(used)), used, shared)
 
 
-def _used(states: list[State], plan: Partition) -> list[int]:
+def _used(states: list[State], partition: Partition) -> list[int]:
     """The numbers that all learners together have used."""
     drawn = sorted({number for state in states for number in state["used"].tolist()})
-    position, before = states[0]["position"], states[0]["plan"]
-    if not drawn:  # they counted for themselves
+    position, before = states[0]["position"], states[0]["partition"]
+    if not drawn:  # the learners were in lockstep and drew no numbers
         drawn = list(range(position["start"] + position["steps"] * before["groups"]))
-    if before["per_epoch"] == plan.chunks.per_epoch:
+    if before["per_epoch"] == partition.chunks.per_epoch:
         return drawn
-    # Other chunks: as many as make the same part of an epoch.
-    return list(range(math.ceil(len(drawn) * plan.chunks.per_epoch / before["per_epoch"])))
+    # The chunks have another size now: take as many as make the same part of an epoch.
+    return list(range(math.ceil(len(drawn) * partition.chunks.per_epoch / before["per_epoch"])))
 
 
 def mean_state(states: list[State]) -> State:
-    """One state for learners that are not those that saved: the mean of those that have a voice."""
-    speaking = [state for state in states if state["voice"]]
+    """One state for a learner that has none of its own: the mean over the states with a consensus weight above 0."""
+    counted = [state for state in states if state["consensus_weight"]]
     return {
-        "module": average.mean_module([state["module"] for state in speaking]),
-        "optimizer": average.mean_tree([state["optimizer"] for state in speaking]),
+        "module": average.mean_module([state["module"] for state in counted]),
+        "optimizer": average.mean_tree([state["optimizer"] for state in counted]),
         "learner": None,
         "random": None,
     }
 
 
 class Carried:
-    """What one learner hands to another that joins: weights, buffers and the optimizer's state."""
+    """The state that one learner sends to another that joins: weights, buffers and the optimizer's state."""
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self._module, self._optimizer = module, optimizer
 
     def encoded(self, live: Flat | None = None) -> Tensor:
-        """As bytes; with `live`, these are the weights."""
+        """The state as bytes, with the weights of `live` if given."""
         module = self._module.state_dict()
         if live is not None:
             names = [name for name, weight in self._module.named_parameters() if weight.requires_grad]
             module |= dict(zip(names, live.views, strict=True))
-        data = to_bytes({"module": module, "optimizer": self._optimizer.state_dict(), "voice": 1.0})
+        data = to_bytes({"module": module, "optimizer": self._optimizer.state_dict(), "consensus_weight": 1.0})
         return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
     def adopt(self, states: Sequence[Tensor]) -> None:
-        """Go on with the mean of these."""
+        """Take the mean of these states."""
         mean = mean_state([from_bytes(state.numpy().tobytes()) for state in states])
         self._module.load_state_dict(mean["module"])
         self._optimizer.load_state_dict(mean["optimizer"])
 
 
 def random_state() -> State:
-    """Of torch, of Python and of NumPy."""
+    """The states of the random generators of torch, Python and NumPy."""
     version, numbers, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state()
     return {
@@ -143,7 +158,7 @@ def random_state() -> State:
 
 
 def set_random_state(state: State) -> None:
-    """Put it back."""
+    """Restore what `random_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"])

@@ -239,16 +239,16 @@ class Supervisor:
             return 0
         if self._stopping:
             say(f"roundelay: error: {self._stopping}; the run was saved and stopped; go on with:\n")
-            say(f"  {run_directory.resume_command()}\n")
+            say(f"  {run_directory.resume_command(self.folder)}\n")
             return 1
         if self._signals and not self._failed:
-            say(f"stopped and saved; go on with:\n  {run_directory.resume_command()}\n")
+            say(f"stopped and saved; go on with:\n  {run_directory.resume_command(self.folder)}\n")
             return 128 + self._signals[0]
         first = next(iter(self._failed), None)
         told = f"learner {first} went first ({self._failed[first]})" if first is not None else "no learner finished it"
         say(f"roundelay: error: the run ended early: {told}; logs are in '{self.folder / 'logs'}'\n")
         if any((self.folder / "checkpoints").glob("*/manifest.json")):
-            say(f"go on from the last checkpoint with:\n  {run_directory.resume_command()}\n")
+            say(f"go on from the last checkpoint with:\n  {run_directory.resume_command(self.folder)}\n")
         return 128 + self._signals[0] if self._signals else 1
 
 

@@ -54,7 +54,7 @@ def learn(folder: Path, place: int | None) -> bool:
         here = living.size if host == LOOPBACK else min(local_size, living.size)
         world = World(living.position(line.id), living.size, int(os.environ["LOCAL_RANK"]), here)
         resumed = None if place is None or line.joins else checkpoint.at(folder / "checkpoints", place)
-        return Trainer(config, folder, task, world, line=line, door=door).run(resumed, joins=line.joins)
+        return Trainer(config, folder, task, world, client=line, endpoint=door).run(resumed, joins=line.joins)
 
 
 def join(config: Config, folder: Path, world: World, place: int | None) -> bool:
@@ -71,7 +71,9 @@ def join(config: Config, folder: Path, world: World, place: int | None) -> bool:
     resumed = None if place is None else checkpoint.at(folder / "checkpoints", place)
     with RendezvousClient(parsed_address(address), security) as line:
         line.register(run_of(config, world.local_size), ("", 0), world.rank)
-        trainer = Trainer(config, folder, task_of(config), world, line=line, door=WorldEndpoint(world), elastic=False)
+        trainer = Trainer(
+            config, folder, task_of(config), world, client=line, endpoint=WorldEndpoint(world), elastic=False
+        )
         return trainer.run(resumed)
 
 

@@ -6,7 +6,7 @@ from roundelay.clock import VirtualClock, done
 from roundelay.errors import DeadlockError
 
 
-def test_events_of_one_instant_happen_in_the_order_they_were_asked_for():
+def test_events_of_one_time_run_in_the_order_in_which_they_were_scheduled():
     clock, log = VirtualClock(), []
     for name in "abc":
         clock.call_later(1.0, lambda name=name: log.append(name))
@@ -26,7 +26,7 @@ def test_time_passes_only_with_events():
     assert clock.now() == 3.0
 
 
-def test_what_is_due_already_happens_now_and_time_never_runs_backwards():
+def test_a_negative_delay_means_now_because_time_never_runs_backwards():
     clock, seen = VirtualClock(), []
     clock.run(until=5.0)
     clock.call_later(-3.0, lambda: seen.append(clock.now()))
@@ -35,17 +35,17 @@ def test_what_is_due_already_happens_now_and_time_never_runs_backwards():
 
 
 def test_a_process_gets_the_result_of_the_future_it_waits_for():
-    clock, heard = VirtualClock(), []
+    clock, received = VirtualClock(), []
     mailbox: Future[str] = Future()
 
     def listener():
-        heard.append((yield mailbox))
-        heard.append((yield done("at once")))
+        received.append((yield mailbox))
+        received.append((yield done("at once")))
 
     clock.spawn(listener())
     clock.call_later(1.0, lambda: mailbox.set_result("late"))
     clock.run()
-    assert heard == ["late", "at once"]
+    assert received == ["late", "at once"]
 
 
 def test_a_process_can_catch_the_failure_of_the_future_it_waits_for():
@@ -64,7 +64,7 @@ def test_a_process_can_catch_the_failure_of_the_future_it_waits_for():
     assert caught == ["gone"]
 
 
-def test_what_a_process_raises_comes_out_of_run():
+def test_run_raises_the_error_of_a_process():
     clock = VirtualClock()
 
     def broken():
@@ -77,7 +77,7 @@ def test_what_a_process_raises_comes_out_of_run():
     assert clock.now() == 1.0
 
 
-def test_the_others_can_go_on_after_one_has_raised():
+def test_other_processes_can_go_on_after_one_has_raised():
     clock, log = VirtualClock(), []
 
     def broken():
@@ -96,23 +96,23 @@ def test_the_others_can_go_on_after_one_has_raised():
     assert log == [2.0]
 
 
-def test_a_deadlock_names_who_waits():
+def test_a_deadlock_names_the_waiting_processes():
     clock = VirtualClock()
 
-    def waits_for_ever():
+    def waits_forever():
         yield Future()
 
     def ends():
         yield 1.0
 
-    clock.spawn(waits_for_ever(), "learner 3")
+    clock.spawn(waits_forever(), "learner 3")
     clock.spawn(ends(), "learner 4")
     with pytest.raises(DeadlockError, match="learner 3") as caught:
         clock.run()
     assert "learner 4" not in str(caught.value)
 
 
-def test_a_killed_process_does_nothing_more_and_nobody_waits_for_it():
+def test_a_killed_process_does_nothing_more_and_its_future_is_done():
     clock, log = VirtualClock(), []
 
     def walker():

@@ -1,7 +1,7 @@
-"""Time: the machine's, or a virtual one on which processes are generators and nothing ever waits.
+"""A virtual clock: processes are generators, and waiting costs no real time.
 
-Both worlds share one notion of waiting: a `Future`. A real learner blocks on it, bounded by its peers' heartbeats; on the
-virtual clock a generator yields it and is resumed at the virtual time at which somebody completes it.
+A strategy waits by yielding a `Future`. In a real run the learner blocks on that future until it is done or a peer is
+lost. On the virtual clock the generator is resumed at the virtual time at which the future is completed.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from typing import Any
 from roundelay.errors import DeadlockError
 
 Steps = Generator["Future[Any]", Any, None]
+"""A strategy's hook: yields the futures that it waits for."""
+
 Process = Generator["Future[Any] | float", Any, None]
+"""A process on the virtual clock: yields futures to wait for, or seconds to sleep."""
 
 
 def done(result: Any = None) -> Future[Any]:  # noqa: ANN401
-    """A future that has its result already."""
+    """A future that already has its result."""
     future: Future[Any] = Future()
     future.set_result(result)
     return future
 
 
 def first_of(*futures: Future[Any]) -> Future[None]:
-    """Done as soon as one of them is, however that one ended."""
+    """A future that is done as soon as one of `futures` is, with a result or an error; its own result is None."""
     first: Future[None] = Future()
 
     def ended(_: Future[Any]) -> None:
@@ -56,46 +59,37 @@ class VirtualClock:
     def __init__(self) -> None:
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()  # events of the same instant happen in the order they were asked for
+        self._order = itertools.count()  # events of the same time run in the order in which they were scheduled
         self._running: dict[Future[None], str] = {}
 
     def now(self) -> float:
-        """Seconds since the clock was made."""
+        """Virtual seconds since the clock was created."""
         return self._now
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Have `action` done `delay_s` from now; what is due already happens now, for time never runs backwards."""
+        """Run `action` in `delay_s` virtual seconds; a negative delay means now, because time never runs backwards."""
         due = self._now + delay_s if delay_s > 0.0 else self._now
         heapq.heappush(self._events, (due, next(self._order), action))
 
-    def call_at(self, due_s: float, action: Callable[[], None]) -> None:
-        """Have `action` done at that time, which is not past."""
-        heapq.heappush(self._events, (due_s, next(self._order), action))
-
-    def after(self, delay_s: float) -> Future[None]:
-        """A future completed `delay_s` from now."""
-        future: Future[None] = Future()
-        self.call_later(delay_s, lambda: future.set_result(None))
-        return future
-
     def spawn(self, process: Process, name: str = "process") -> Future[None]:
-        """Start a generator that yields seconds to sleep or futures to wait for; the result says when it has ended."""
+        """Start a process; the returned future is done when the process has ended."""
         ended: Future[None] = Future()
         self._running[ended] = name
         self.call_later(0.0, lambda: self._resume(process, ended, None, None))
         return ended
 
     def kill(self, ended: Future[None], process: Process) -> None:
-        """End a process where it stands, as SIGKILL would."""
+        """End a process at its current yield, as SIGKILL ends a real one; `ended` is what `spawn` returned."""
         self._running.pop(ended, None)
         process.close()
         if not ended.done():
             ended.set_result(None)
 
     def run(self, until: float = float("inf")) -> None:
-        """Let events happen up to virtual time `until`.
+        """Run all events up to virtual time `until`.
 
-        Raises what a process raised, and DeadlockError if nothing is left to happen while processes still wait.
+        An error in a process is raised here; the other processes can go on with the next `run`. Raises DeadlockError if
+        no event is left while processes still wait.
         """
         events, heappop = self._events, heapq.heappop
         while events and events[0][0] <= until:
@@ -105,7 +99,7 @@ class VirtualClock:
             self._now = max(self._now, until)
         if self._running and not self._events:
             raise DeadlockError(
-                f"nothing can happen any more, but these still wait: {', '.join(self._running.values())}"
+                f"no event is left on the virtual clock, but these processes still wait: {', '.join(self._running.values())}"
             )
 
     def _resume(self, process: Process, ended: Future[None], value: object, error: BaseException | None) -> None:
@@ -113,7 +107,7 @@ class VirtualClock:
             return
         try:
             wanted = process.send(value) if error is None else process.throw(error)
-            while isinstance(wanted, Future) and wanted.done():  # nothing to wait for, so nobody else's turn either
+            while isinstance(wanted, Future) and wanted.done():  # already done, so this process goes on at once
                 error = wanted.exception()
                 wanted = process.throw(error) if error else process.send(wanted.result())
         except StopIteration:
@@ -124,11 +118,11 @@ class VirtualClock:
             raise
         else:
             if isinstance(wanted, Future):
-                wanted.add_done_callback(lambda heard: self._schedule(process, ended, heard))
+                wanted.add_done_callback(lambda finished: self._schedule(process, ended, finished))
             else:
                 self.call_later(wanted, lambda: self._resume(process, ended, None, None))
 
-    def _schedule(self, process: Process, ended: Future[None], heard: Future[Any]) -> None:
-        error = heard.exception()
-        value = None if error else heard.result()
+    def _schedule(self, process: Process, ended: Future[None], finished: Future[Any]) -> None:
+        error = finished.exception()
+        value = None if error else finished.result()
         self.call_later(0.0, lambda: self._resume(process, ended, value, error))

@@ -42,7 +42,7 @@ def test_reproduce_prints_claims_with_name_verdict_and_figures(small_claims, cap
     assert {path.name for path in tmp_path.iterdir()} == {"mixing.json", "mixing.svg"}
 
 
-def test_ctrl_c_keeps_what_is_done(small_claims, capsys, tmp_path):
+def test_ctrl_c_keeps_the_finished_claims(small_claims, capsys, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         call(reproduce, "mixing", "rate", "--json", "--out", str(tmp_path))
     document = json.loads(capsys.readouterr().out)
@@ -114,6 +114,28 @@ def test_simulate_plays_back_the_step_times_of_a_run(capsys, tmp_path):
     assert again["elapsed_s"] > 100
 
 
-def test_simulate_refuses_times_of_what_is_no_run(tmp_path):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--step-time", "0"], "--step-time must be more than 0, got 0; give a time such as 100ms"),
+        (["--inside-bandwidth", "0B"], "--inside-bandwidth must be more than 0"),
+        (["--times-of", "run", "--step-time", "1"], "leave --step-time and --step-spread out"),
+        (["--times-of", "run", "--step-spread", "0.1"], "leave --step-time and --step-spread out"),
+    ],
+)
+def test_simulate_refuses_a_cluster_that_cannot_be(tmp_path, words, message):
+    with pytest.raises(UsageError, match=message):
+        call(simulate, "tiny", *words, "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("value", ["0Gb,5us", "100Gb", "100Gb,-1us"])
+def test_simulate_refuses_a_network_that_cannot_be(capsys, value):
+    with pytest.raises(SystemExit):
+        call(simulate, "tiny", "--network", value)
+    assert "--network" in capsys.readouterr().err
+
+
+def test_simulate_refuses_times_of_a_directory_without_a_run(tmp_path):
     with pytest.raises(UsageError, match="--times-of needs the directory of a run"):
         call(simulate, "tiny", "--times-of", str(tmp_path), "--out", str(tmp_path / "run"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from roundelay.papers.asynchronous import pace
 from roundelay.planning.scaling import (
     PUBLISHED as ROWS,
     STRATEGIES,
@@ -15,6 +14,7 @@ from roundelay.planning.scaling import (
     predict,
     step_s,
 )
+from roundelay.simulation.learners import seconds_per_step
 from roundelay.simulation.network import Links
 from roundelay.strategies import DPSGD, DelayByOne
 from roundelay.topology import ring
@@ -49,7 +49,7 @@ def test_swaps_and_averages_take_what_the_strategies_take_on_the_clock(bandwidth
     links = Links(latency_s=1e-3, bandwidth_Bps=bandwidth_Bps)
     one = job(model_bytes=100e6, step_s=0.5, spread=0.0, links=links)
     for name, strategy_of in (("dpsgd ring", lambda: DPSGD(ring(8))), ("delay-by-one", DelayByOne)):
-        on_the_clock = pace(strategy_of, links, 100e6, [0.5] * 8)
+        on_the_clock = seconds_per_step(strategy_of, links, 100e6, [0.5] * 8)
         assert step_s(name, 8, one) == pytest.approx(on_the_clock, rel=error)
 
 

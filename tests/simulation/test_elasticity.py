@@ -14,7 +14,6 @@ from roundelay.cluster.membership import Membership
 from roundelay.simulation.learners import VirtualLearner
 from roundelay.strategies import ADPSGD
 from roundelay.topology import named
-from roundelay.weights.replica import Replica
 
 TOLD_S = 0.05  # from a change to the moment at which the learners hear of it
 
@@ -99,33 +98,21 @@ class Training:
                 module().backward()
 
             strategy = ADPSGD(self.mixing(len(self.living)), max_lead=4)
-            learner = Joined(
-                module, optimizer, strategy, transport, gradient, lambda step: jitter(transport.rank, step)
+            learner = VirtualLearner(
+                module,
+                optimizer,
+                strategy,
+                transport,
+                gradient,
+                lambda step: jitter(transport.rank, step),
+                Membership(tuple(sorted(self.living)), 1),
             )
-            learner.membership = Membership(tuple(sorted(self.living)), 1)
             self.learners.append(learner)
             self.joined_sum += start
             self._spawn(learner)
             self.clock.call_later(TOLD_S, self.tell)
 
         self.clock.call_later(at, comes)
-
-
-class Joined(VirtualLearner):
-    """One that begins when others are under way."""
-
-    def process(self, steps):
-        self.strategy.attach(Replica(self.module), self.transport, self.membership)
-        self.transport.on_lost(self.strategy.lost)
-        self.transport.on_quiet(self.strategy.unheard)
-        for step in range(steps):
-            self.gradient(step)
-            yield self.compute_s(step)
-            yield from self.strategy.before_step()
-            self.optimizer.step()
-            yield from self.strategy.after_step()
-        yield from self.strategy.finish()
-        self.transport.close()
 
 
 def vector(flat):

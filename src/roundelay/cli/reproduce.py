@@ -1,4 +1,4 @@
-"""`roundelay reproduce`: the papers' findings, tried again here, each with a verdict that its data give."""
+"""`roundelay reproduce`: test the papers' claims, each by an experiment whose data give the verdict."""
 
 from __future__ import annotations
 
@@ -19,46 +19,52 @@ from roundelay.errors import UsageError, unknown
 if TYPE_CHECKING:
     from roundelay.papers import Claim, Finding
 
-FIRST_SEED = 100  # settings were chosen while looking at seeds 0 to 4, which therefore can confirm nothing
-FEWEST_SEEDS = 3  # below it an interval says nothing
+FIRST_SEED = 100  # settings were chosen with seeds 0 to 4, so these seeds cannot confirm a claim
+FEWEST_SEEDS = 3  # fewer give no useful interval
 CLAIM_NAMES = ("mixing", "large-batches", "stragglers", "delay-by-one", "rate", "equal-bytes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("claims", nargs="*", metavar="CLAIM", help=f"which: {', '.join(CLAIM_NAMES)} (default: all)")
-    add("--seeds", type=positive_int, default=FEWEST_SEEDS, metavar="N", help="experiments per claim (default 3)")
+    add("claims", nargs="*", metavar="CLAIM", help=f"{', '.join(CLAIM_NAMES)} (default: all)")
+    add(
+        "--seeds",
+        type=positive_int,
+        default=FEWEST_SEEDS,
+        metavar="N",
+        help="runs per claim, each with its own seed (default 3)",
+    )
     add("--out", type=Path, metavar="DIR", help="write a plot and a JSON file for each claim")
     add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Try the claims one after the other; Ctrl-C keeps what is done."""
+    """Test the claims one after the other; Ctrl-C keeps the finished ones."""
     for name in args.claims:
         if name not in CLAIM_NAMES:
             raise UsageError(unknown("claim", name, CLAIM_NAMES))
     if args.seeds < FEWEST_SEEDS:
-        raise UsageError(f"--seeds must be at least {FEWEST_SEEDS} for an interval, got {args.seeds}")
+        raise UsageError(f"--seeds must be at least {FEWEST_SEEDS} for a confidence interval, got {args.seeds}")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
     documents: list[dict[str, Any]] = []
     interrupted = False
     try:
-        _try_all(args, documents)
+        _test_all(args, documents)
     except KeyboardInterrupt:
         interrupted = True
-    _tell(documents, args, interrupted=interrupted)
+    _report(documents, args, interrupted=interrupted)
     if interrupted:
         raise KeyboardInterrupt
 
 
-def _try_all(args: argparse.Namespace, documents: list[dict[str, Any]]) -> None:
+def _test_all(args: argparse.Namespace, documents: list[dict[str, Any]]) -> None:
     import torch
 
     from roundelay.papers import CLAIMS
 
-    torch.set_num_threads(1)  # small tensors: threads only stand in each other's way
+    torch.set_num_threads(1)  # on small tensors several threads are slower than one
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
     with Progress(*columns, console=Console(stderr=True)) as bar:
@@ -84,7 +90,7 @@ def _write(folder: Path, claim: Claim, finding: Finding, document: dict[str, Any
         plot_panels(finding.panels, folder / f"{claim.name}.svg")
 
 
-def _tell(documents: list[dict[str, Any]], args: argparse.Namespace, *, interrupted: bool) -> None:
+def _report(documents: list[dict[str, Any]], args: argparse.Namespace, *, interrupted: bool) -> None:
     if args.json:
         print(json.dumps({"claims": documents, "seeds": args.seeds, "interrupted": interrupted}, indent=2))
         return

@@ -1,4 +1,4 @@
-"""`roundelay simulate`: a recipe on a virtual clock, with as many learners as you like and a network that you describe."""
+"""`roundelay simulate`: train a recipe in one process on a virtual clock, with modelled compute times and a modelled network."""
 
 from __future__ import annotations
 
@@ -26,29 +26,48 @@ from roundelay.errors import UsageError
 if TYPE_CHECKING:
     from roundelay.simulation.compute import Compute
 
+STEP_S = 0.1
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options: those of `roundelay train`, and the world that is modelled."""
+    """Declare the options: those of `roundelay train`, and those of the modelled cluster."""
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", help="as for `roundelay train`")
+    add("recipe", metavar="RECIPE", help="a recipe, as for `roundelay train`")
     add_configuration(parser)
-    add("--step-time", type=duration, default=0.1, metavar="TIME", help="compute time of a step (default 100ms)")
-    add("--step-spread", type=number, default=0.0, metavar="R", help="std of it / mean (default 0)")
-    add("--times-of", type=Path, metavar="RUN", help="instead: the compute times that a real run's metrics tell")
-    add("--network", type=_network, default=(12.5e9, 5e-6), metavar="B,L", help="of a node (default 100Gb,5us)")
-    add("--node-size", type=positive_int, default=1, metavar="M", help="learners on a node (default 1)")
-    add("--inside-bandwidth", type=bandwidth, default=50e9, metavar="B", help="inside a node (default 50GB/s)")
+    add("--step-time", type=duration, metavar="TIME", help=f"mean compute time of a step (default {STEP_S * 1e3:g}ms)")
+    add("--step-spread", type=number, metavar="R", help="standard deviation of the step time / its mean (default 0)")
+    add("--times-of", type=Path, metavar="RUN", help="take the compute times from this real run instead")
+    add(
+        "--network",
+        type=_network,
+        default=(12.5e9, 5e-6),
+        metavar="BANDWIDTH,LATENCY",
+        help="of the links between nodes (default 100Gb,5us)",
+    )
+    add("--node-size", type=positive_int, default=1, metavar="M", help="learners per node (default 1)")
+    add(
+        "--inside-bandwidth",
+        type=bandwidth,
+        default=50e9,
+        metavar="B",
+        help="of the links inside a node (default 50GB/s)",
+    )
     add("--out", type=Path, metavar="RUN", help="the run's directory (default: runs/simulated-RECIPE-DATE-TIME)")
     add("--json", action="store_true", help="print the results as JSON")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Simulate, with a progress bar on stderr, and print what the mean model is worth."""
+    """Simulate, with a progress bar on stderr, and print the figures of the mean model.
+
+    Raises UsageError for options that contradict each other or describe no cluster.
+    """
     from roundelay.simulation.compute import slowed
     from roundelay.simulation.network import Links
     from roundelay.simulation.recipe import SimulatedRun
     from roundelay.training import recipes, run_directory
 
+    if not args.inside_bandwidth > 0:
+        raise UsageError("--inside-bandwidth must be more than 0, got 0; give a bandwidth such as 50GB/s")
     config = recipes.resolve(recipes.table_of(args.recipe), configured(args))
     folder: Path = args.out or dated_folder(args.recipe, "simulated-")
     rate_Bps, latency_s = args.network
@@ -77,11 +96,16 @@ def _compute(args: argparse.Namespace, seed: int) -> Compute:
     from roundelay.training import run_directory
 
     if args.times_of:
+        if args.step_time is not None or args.step_spread is not None:
+            raise UsageError("--times-of sets the compute times; leave --step-time and --step-spread out")
         metrics: Path = args.times_of / run_directory.METRICS
         if not metrics.is_file():
             raise UsageError(f"--times-of needs the directory of a run; there is no '{metrics}'")
         return measured(metrics)
-    return lognormal(args.step_time, args.step_spread, seed) if args.step_spread else constant(args.step_time)
+    step_s = STEP_S if args.step_time is None else args.step_time
+    if not step_s > 0:
+        raise UsageError(f"--step-time must be more than 0, got {step_s:g}; give a time such as 100ms")
+    return lognormal(step_s, args.step_spread, seed) if args.step_spread else constant(step_s)
 
 
 def _network(value: str) -> tuple[float, float]:
@@ -90,5 +114,5 @@ def _network(value: str) -> tuple[float, float]:
         raise argparse.ArgumentTypeError(f"needs BANDWIDTH,LATENCY such as 100Gb,5us, got '{value}'")
     found = bandwidth(rate), duration(latency)
     if not found[0] > 0:
-        raise argparse.ArgumentTypeError(f"needs a bandwidth above 0, got '{rate}'")
+        raise argparse.ArgumentTypeError(f"needs a bandwidth of more than 0, such as 100Gb, got '{rate}'")
     return found

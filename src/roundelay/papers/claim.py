@@ -1,4 +1,4 @@
-"""What a claim is: a sentence of the papers, an experiment with seeds, and a verdict that only data can give."""
+"""What a claim is: a sentence of the papers, an experiment with seeds, and a verdict that a rule draws from its data."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any, Literal
 
 import numpy as np
 
+from roundelay.errors import MissingExtraError
+
 Verdict = Literal["reproduced", "not reproduced", "inconclusive"]
 Progress = Callable[[float], None]
-"""Told the part of the experiment that is done, between 0 and 1."""
+"""Called with the finished share of the experiment, between 0 and 1."""
 
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over seeds, and where Student's t says that it lies with 95 % confidence.
+    """A mean over seeds with its 95 % confidence interval by Student's t.
 
     >>> Interval.of([1.0, 2.0, 3.0])
     Interval(mean=2.0, low=-0.48..., high=4.48...)
@@ -30,9 +32,14 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
-        """From one value a seed; nothing is known from a single one."""
-        from scipy import stats
+        """The interval from one value per seed; from a single value it is unbounded.
 
+        Raises MissingExtraError if scipy is not installed.
+        """
+        try:
+            from scipy import stats
+        except ImportError as error:
+            raise MissingExtraError("a confidence interval", "analysis") from error
         mean = float(np.mean(values))
         if len(values) < 2 or not math.isfinite(mean):
             return cls(mean, -math.inf, math.inf)
@@ -41,7 +48,7 @@ class Interval:
 
     @classmethod
     def of_ratios(cls, values: Sequence[float]) -> Interval:
-        """Ratios multiply, so their mean and interval are taken of their logarithms.
+        """The interval of ratios: their geometric mean, with the interval taken on their logarithms.
 
         >>> Interval.of_ratios([0.5, 1.0, 2.0])
         Interval(mean=1.0, low=0.17..., high=5.59...)
@@ -53,9 +60,15 @@ class Interval:
         return f"{self.mean:.3g} ({self.low:.3g} to {self.high:.3g})"
 
 
+Figures = dict[str, Interval | float]
+
+
 @dataclass(frozen=True)
 class Line:
-    """One line of a plot: y over x, one row of `ys` a seed; a prediction is dashed, in the colour of what it stands beside."""
+    """One line of a plot: y over x, with one row of `ys` for each seed.
+
+    A prediction is `dashed`. `beside` is the label of the measured line that it belongs to; both get the same colour.
+    """
 
     label: str
     x: Sequence[float]
@@ -66,7 +79,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; `log` names the logarithmic ones: "", "x", "y" or "xy"."""
+    """One pair of axes; `log` names the logarithmic axes: "", "x", "y" or "xy"."""
 
     title: str
     xlabel: str
@@ -77,18 +90,18 @@ class Panel:
 
 @dataclass(frozen=True)
 class Finding:
-    """What an experiment found.
+    """The result of an experiment.
 
     Attributes:
-        verdict: from the figures alone.
-        sentence: what was found and, where the claim fails, why.
+        verdict: follows from the figures alone.
+        sentence: what was found and, if the claim fails, why.
         figures: numbers and intervals by name.
         panels: the plot.
     """
 
     verdict: Verdict
     sentence: str
-    figures: dict[str, Interval | float | str]
+    figures: Figures
     panels: Sequence[Panel] = ()
 
 
@@ -97,11 +110,11 @@ class Claim:
     """A sentence of the papers and the experiment that tests it.
 
     Attributes:
-        name: on the command line.
-        sentence: what is claimed.
+        name: its name on the command line.
+        sentence: what the papers claim.
         setting: what the experiment does.
-        differs: how that differs from the papers' setting.
-        experiment: (seeds, progress) -> what was found.
+        differs: how the setting differs from that of the papers.
+        experiment: (seeds, progress) -> the finding.
     """
 
     name: str
@@ -111,7 +124,7 @@ class Claim:
     experiment: Callable[[Sequence[int], Progress], Finding] = field(repr=False)
 
     def document(self, finding: Finding, seeds: Sequence[int], cpu_s: float) -> dict[str, Any]:
-        """As it is written and printed."""
+        """The claim and its finding as JSON has them."""
         figures = {
             name: vars(value) if isinstance(value, Interval) else value for name, value in finding.figures.items()
         }
@@ -120,7 +133,7 @@ class Claim:
             "claim": self.sentence,
             "verdict": finding.verdict,
             "found": finding.sentence,
-            "figures": _finite(figures),
+            "figures": _without_infinities(figures),
             "setting": self.setting,
             "differs": self.differs,
             "seeds": list(seeds),
@@ -128,14 +141,14 @@ class Claim:
         }
 
 
-def _finite(value: Any) -> Any:  # noqa: ANN401
-    """JSON knows no infinity: what is unbounded is null."""
+def _without_infinities(value: Any) -> Any:  # noqa: ANN401
+    """JSON has no infinity and no NaN, so they become null."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _without_infinities(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def judged(*, holds: bool, fails: bool) -> Verdict:
-    """`holds` and `fails` are two statements about data; neither of them is no verdict."""
+def verdict_from(*, holds: bool, fails: bool) -> Verdict:
+    """The verdict from two statements about the data; if neither is true, the data do not decide."""
     assert not (holds and fails)
     return "reproduced" if holds else "not reproduced" if fails else "inconclusive"

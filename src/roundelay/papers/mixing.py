@@ -1,16 +1,23 @@
-"""Claim 1: randomised mixing restores the spectral gap, and with it convergence, at large n (arXiv:2002.01119)."""
+"""Claim 1: randomised mixing restores the spectral gap, and with it convergence, for many learners (arXiv:2002.01119).
+
+Setting: DPSGD on handwritten digits, on the fixed ring and on a ring that is drawn anew in each round. There are 64
+learners, and as controls 4 learners, and 64 learners without momentum.
+
+Figures: consensus loss and spread of the fixed ring, divided by those of the random ring, seed by seed.
+
+Verdict: reproduced if, with 64 learners and on every seed, the loss ratio is at least 1.8 and the spread ratio at
+least 5. Not reproduced if the 95 % interval of the loss ratio lies below 1.8.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from roundelay.papers.claim import Claim, Finding, Interval, Line, Panel, Progress, judged
-from roundelay.simulation.problems import digits, loss
-from roundelay.simulation.stacked import StackedLearners
-from roundelay.strategies import DPSGD
+from roundelay.papers.claim import Claim, Figures, Finding, Interval, Line, Panel, Progress, verdict_from
+from roundelay.papers.runs import synchronous_run
+from roundelay.simulation.problems import digits
+from roundelay.simulation.stacked import StackedDPSGD
 from roundelay.topology import Mixing, random_ring, ring, spectral_gap
 
 BATCH, LR, STEPS, LOOK_EVERY = 4, 0.2, 500, 20
@@ -26,26 +33,19 @@ class _Curve:
 
 
 def _train(mixing: Mixing, momentum: float, seed: int) -> _Curve:
-    problem = digits()
-    shards = problem.shards(mixing.size, seed)
-    learners = StackedLearners(
-        problem.module(seed),
-        loss,
-        lambda weights: torch.optim.SGD(weights, lr=LR, momentum=momentum),
-        DPSGD(mixing),
-        mixing.size,
+    problem, curve = digits(), _Curve([], 0.0)
+    run = synchronous_run(
+        problem, StackedDPSGD(mixing), mixing.size, batch=BATCH, seed=seed, lr=lambda step: LR, momentum=momentum
     )
-    losses, spreads = [learners.consensus_loss(problem.train)], []
-    for step in range(STEPS):
-        learners.step(shards.batch(step, BATCH))
-        if (step + 1) % LOOK_EVERY == 0:
-            losses.append(learners.consensus_loss(problem.train))
-            spreads.append(learners.spread())
-    return _Curve(losses, spreads[-1])
+    for step, learners in zip(range(STEPS + 1), run, strict=False):
+        if step % LOOK_EVERY == 0:
+            curve.losses.append(learners.consensus_loss(problem.train))
+            curve.spread = learners.spread()
+    return curve
 
 
 def experiment(seeds: Sequence[int], progress: Progress) -> Finding:
-    """Train on the fixed and on the random ring: many learners, few learners, and many without momentum."""
+    """Train on both rings: many learners, few learners, and many learners without momentum."""
     settings = {"many": (MANY, 0.9), "few": (FEW, 0.9), "no_momentum": (MANY, 0.0)}
     curves: dict[tuple[str, str], list[_Curve]] = {}
     for done, seed in enumerate(seeds):
@@ -55,7 +55,7 @@ def experiment(seeds: Sequence[int], progress: Progress) -> Finding:
         progress((done + 1) / len(seeds))
     loss_ratios = {name: _ratios(curves, name, lambda curve: curve.losses[-1]) for name in settings}
     spread_ratios = {name: _ratios(curves, name, lambda curve: curve.spread) for name in settings}
-    figures: dict[str, Interval | float | str] = {
+    figures: Figures = {
         "gap_ring_64": spectral_gap(ring(MANY)),
         "gap_random_ring_64": spectral_gap(random_ring(MANY)),
         "smallest_loss_ratio": min(loss_ratios["many"]),
@@ -67,11 +67,11 @@ def experiment(seeds: Sequence[int], progress: Progress) -> Finding:
     holds = min(loss_ratios["many"]) >= LOSS_RATIO and min(spread_ratios["many"]) >= SPREAD_RATIO
     many, few, calm = (Interval.of_ratios(loss_ratios[name]) for name in ("many", "few", "no_momentum"))
     return Finding(
-        judged(holds=holds, fails=many.high < LOSS_RATIO),
+        verdict_from(holds=holds, fails=many.high < LOSS_RATIO),
         f"With {MANY} learners the fixed ring's consensus loss is {many} times the random ring's "
         f"and its spread {Interval.of_ratios(spread_ratios['many'])} times. With {FEW} learners the loss ratio is "
-        f"{few}; with {MANY} but without momentum {calm}: "
-        "the gap matters where there are many learners and steps are large.",
+        f"{few}; with {MANY} learners but without momentum it is {calm}: "
+        "the gap matters when there are many learners and large steps.",
         figures,
         _panels(curves),
     )
@@ -87,22 +87,16 @@ def _panels(curves: dict[tuple[str, str], list[_Curve]]) -> list[Panel]:
         Line("fixed ring", SIZES, [[spectral_gap(ring(n)) for n in SIZES]]),
         Line("random ring", SIZES, [[spectral_gap(random_ring(n)) for n in SIZES]]),
     ]
+    panels = [Panel("spectral gap, closed form", "learners", "gap", gaps, log="xy")]
     steps = list(range(0, STEPS + 1, LOOK_EVERY))
     titles = {"many": f"{MANY} learners", "few": f"{FEW} learners", "no_momentum": f"{MANY} learners, no momentum"}
-    labels = {"ring": "fixed ring", "random-ring": "random ring"}
-    return [Panel("spectral gap, closed form", "learners", "gap", gaps, log="xy")] + [
-        Panel(
-            title,
-            "steps",
-            "consensus loss",
-            [
-                Line(label, steps, [curve.losses for curve in curves[name, topology]])
-                for topology, label in labels.items()
-            ],
-            log="y",
-        )
-        for name, title in titles.items()
-    ]
+    for name, title in titles.items():
+        lines = [
+            Line(label, steps, [curve.losses for curve in curves[name, topology]])
+            for topology, label in (("ring", "fixed ring"), ("random-ring", "random ring"))
+        ]
+        panels.append(Panel(title, "steps", "consensus loss", lines, log="y"))
+    return panels
 
 
 CLAIM = Claim(

@@ -1,9 +1,17 @@
 r"""Claim 5: the convergence rate is $O(1/\sqrt{K})$ with linear speed-up in n; the transient grows with the inverse gap.
 
-The problem has known constants: $f_i(x) = \tfrac{h_i}{2}(x - b_i)^2$ with gradient noise of variance $\sigma^2$, a different
-curvature and minimum at every learner. DPSGD, $x \leftarrow W x - \alpha (h \odot (x - b) + \text{noise})$, is then linear,
-$A = W - \alpha\,\mathrm{diag}(h)$ is symmetric, and the mean over K steps of $E\,|\nabla f(\bar x_k)|^2$ is a sum of
-geometric series in the eigenvalues of A: the prediction. Beside it stand runs of the recursion with sampled noise.
+Setting: quadratics $f_i(x) = \tfrac{h_i}{2}(x - b_i)^2$ with gradient noise of variance $\sigma^2$; every learner has
+its own curvature and minimum. DPSGD, $x \leftarrow W x - \alpha (h \odot (x - b) + \text{noise})$, is then linear,
+and $A = W - \alpha\,\mathrm{diag}(h)$ is symmetric. So the mean over K steps of $E\,|\nabla f(\bar x_k)|^2$ is a sum
+of geometric series in the eigenvalues of A: the prediction. Runs of the recursion with sampled noise are measured
+beside it.
+
+Figures: the exponents of the mean squared gradient in K and in n, and of the transient in the inverse gap. The
+transient is the number of steps until a ring is as good as full averaging, up to a factor 2.
+
+Verdict: reproduced if both exponents of the gradient are within 0.1 of -0.5 and the exponent of the transient is
+positive with 95 % confidence. Not reproduced if one of the first two is above -0.4, or the last is negative, with 95
+% confidence.
 """
 
 from __future__ import annotations
@@ -14,38 +22,40 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roundelay.papers.claim import Claim, Finding, Interval, Line, Panel, Progress, judged
-from roundelay.topology import Mixing, complete, ring, spectral_gap
-from roundelay.topology.mixing import Array, MatrixMixing
+from roundelay.papers.claim import Claim, Figures, Finding, Interval, Line, Panel, Progress, verdict_from
+from roundelay.topology import Mixing, complete, from_matrix, ring, spectral_gap
+from roundelay.topology.mixing import Array
 
 SIGMA, STEP = 4.0, 0.2  # alpha = STEP sqrt(n / K), as the theorems choose it
-COPIES = 128  # independent coordinates, each a run of its own: sampling error without more seeds
+COPIES = 128  # independent coordinates of one run; they reduce the sampling error
 STEPS = tuple(2**power for power in range(6, 15))
 MEASURED = STEPS[::2]
 SIZES = (1, 2, 4, 8, 16, 32)
-LAZINESS = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)  # W' = (1 - e) I + e W: the ring's gap, smaller and smaller
+LAZINESS = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)  # e in W' = (1 - e) I + e W: the smaller e, the smaller the gap
 TRANSIENT_SIZE, TWICE = 16, 2.0
-UNLIKE = 100.0  # learners' own minima far apart: where they are alike a ring is never twice as bad, and there is no transient
+UNLIKE = (
+    100.0  # distance of the learners' minima; when minima are close, a ring is never twice as bad and has no transient
+)
 LONG = tuple(2.0**power for power in range(4, 47))
 
 
 @dataclass(frozen=True)
 class _Quadratics:
-    """h_i and b_i of every learner; the gradient of the mean is h_mean x - hb_mean."""
+    """h_i and b_i of every learner; the gradient of the mean loss is mean(h) x - mean(h b)."""
 
     h: Array
     b: Array
 
     @classmethod
     def drawn(cls, learners: int, seed: int, unlike: float = 1.0) -> _Quadratics:
-        """Of the same kind for every n: means are fixed, so that only noise and mixing depend on n.
+        """Random curvatures and minima with fixed means, so that only noise and mixing depend on the number of learners.
 
-        `unlike` is how far the learners' own minima lie apart.
+        `unlike` is the standard deviation of the learners' minima.
         """
         rng = np.random.default_rng((seed, learners))
         h, b = rng.uniform(0.5, 1.5, learners), unlike * rng.standard_normal(learners)
         h *= 1 / h.mean()
-        return cls(h, b - (h * b).mean() + 2.0)  # the minimum of the mean is at 2, everyone starts at 0
+        return cls(h, b - (h * b).mean() + 2.0)  # the minimum of the mean loss is at 2; all learners start at 0
 
 
 def _alpha(learners: int, steps: float) -> float:
@@ -56,7 +66,7 @@ def predicted(problem: _Quadratics, W: Array, steps: float) -> float:
     r"""$\frac1K \sum_k E|\nabla f(\bar x_k)|^2$ of the recursion, exactly."""
     n, alpha = len(W), _alpha(len(W), steps)
     values, Q = np.linalg.eigh(W - alpha * np.diag(problem.h))
-    a = Q.T @ np.full(n, 1 / n)  # how the mean model reads each eigenvector
+    a = Q.T @ np.full(n, 1 / n)  # share of each eigenvector in the mean model
     gain = alpha * (Q.T @ (problem.h * problem.b))
     settled = gain / (1 - values)  # m_k = settled - settled * values^k from a start at 0
     bias = float(a @ settled) - float((problem.h * problem.b).mean())
@@ -74,7 +84,7 @@ def _series(ratio: Array, steps: float) -> Array:
 
 
 def measured(problem: _Quadratics, W: Array, steps: int, seed: int) -> float:
-    """The same by running it, with sampled noise, in many independent coordinates."""
+    """The same quantity from a run with sampled noise, in COPIES independent coordinates."""
     n, alpha = len(W), _alpha(len(W), steps)
     rng = np.random.default_rng((seed, n, steps))
     x, total = np.zeros((n, COPIES)), 0.0
@@ -87,13 +97,13 @@ def measured(problem: _Quadratics, W: Array, steps: int, seed: int) -> float:
 
 def _lazy(laziness: float) -> Mixing:
     W = ring(TRANSIENT_SIZE).matrix()
-    return MatrixMixing("lazy ring", (1 - laziness) * np.eye(TRANSIENT_SIZE) + laziness * W)
+    return from_matrix((1 - laziness) * np.eye(TRANSIENT_SIZE) + laziness * W, "lazy ring")
 
 
 def transient(problem: _Quadratics, mixing: Mixing) -> float:
-    """Steps K from which on the mean squared gradient is less than twice that of averaging everything, interpolated.
+    """Steps K after which the mean squared gradient stays below twice that of full averaging, interpolated.
 
-    Not a number where it is never twice as large, so that there is no transient.
+    NaN if it is never twice as large: then there is no transient.
     """
     W, mean = mixing.matrix(), complete(mixing.size).matrix()
     ratios = [predicted(problem, W, K) / predicted(problem, mean, K) for K in LONG]
@@ -106,13 +116,13 @@ def transient(problem: _Quadratics, mixing: Mixing) -> float:
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of log y over log x, where there is a y."""
-    there = np.isfinite(y)
-    return float(np.polyfit(np.log(x)[there], np.log(y)[there], 1)[0])
+    """Slope of log y over log x; entries without a finite y are left out."""
+    finite = np.isfinite(y)
+    return float(np.polyfit(np.log(x)[finite], np.log(y)[finite], 1)[0])
 
 
 def experiment(seeds: Sequence[int], progress: Progress) -> Finding:
-    """Slopes in K, in n and in the gap."""
+    """Measure the exponents in K, in n and in the inverse gap."""
     in_steps, in_size, errors, transients = [], [], [], []
     gaps = [spectral_gap(_lazy(laziness)) for laziness in LAZINESS]
     for done, seed in enumerate(seeds):
@@ -128,7 +138,7 @@ def experiment(seeds: Sequence[int], progress: Progress) -> Finding:
     size_slope = Interval.of([_slope(SIZES, row) for row in in_size])
     gap_slope = Interval.of([_slope([1 / gap for gap in gaps], row) for row in transients])
     worst = max(abs(np.log(np.array(errors)).ravel()))
-    figures: dict[str, Interval | float | str] = {
+    figures: Figures = {
         "slope_in_steps": steps_slope,
         "slope_in_learners": size_slope,
         "transient_slope_in_inverse_gap": gap_slope,
@@ -137,11 +147,11 @@ def experiment(seeds: Sequence[int], progress: Progress) -> Finding:
     }
     holds = abs(steps_slope.mean + 0.5) < 0.1 and abs(size_slope.mean + 0.5) < 0.1 and gap_slope.low > 0
     return Finding(
-        judged(holds=holds, fails=steps_slope.low > -0.4 or size_slope.low > -0.4 or gap_slope.high < 0),
+        verdict_from(holds=holds, fails=steps_slope.low > -0.4 or size_slope.low > -0.4 or gap_slope.high < 0),
         f"On quadratics with known constants the mean squared gradient falls as K^{steps_slope.mean:.2f} (theory: -0.5) and as "
-        f"n^{size_slope.mean:.2f} at the same K (theory: -0.5, so that n learners need 1/n of the steps). The steps until a ring "
+        f"n^{size_slope.mean:.2f} at the same K (theory: -0.5, so n learners need 1/n of the steps). The steps until a ring "
         f"is as good as full averaging, up to a factor 2, grow as the inverse gap to the power {gap_slope.mean:.2f} (theory: "
-        "4, asymptotically, for unlike learners); where learners are much alike, a ring is never twice as bad.",
+        "4, asymptotically, for unlike learners); when learners are much alike, a ring is never twice as bad.",
         figures,
         _panels(seeds, in_steps, in_size, transients, gaps),
     )
@@ -154,56 +164,27 @@ def _panels(
     transients: list[list[float]],
     gaps: list[float],
 ) -> list[Panel]:
-    def of(mixing: Mixing, K: int) -> list[float]:
-        return [predicted(_Quadratics.drawn(mixing.size, seed), mixing.matrix(), K) for seed in seeds]
+    def predictions(mixings: Sequence[Mixing], steps: Sequence[int]) -> list[list[float]]:
+        """One row for each seed, over pairs of a mixing and a number of steps."""
+        return [
+            [predicted(_Quadratics.drawn(of.size, seed), of.matrix(), K) for of, K in zip(mixings, steps, strict=True)]
+            for seed in seeds
+        ]
 
-    ylabel = "mean squared gradient"
+    rings, means = [ring(16)] * len(STEPS), [complete(16)] * len(STEPS)
+    over_steps = [
+        Line("fixed ring, measured", MEASURED, in_steps),
+        Line("fixed ring, predicted", STEPS, predictions(rings, STEPS), dashed=True, beside="fixed ring, measured"),
+        Line("full averaging, predicted", STEPS, predictions(means, STEPS), dashed=True),
+    ]
+    of_size = predictions([complete(n) for n in SIZES], [STEPS[-2]] * len(SIZES))
+    over_size = [Line("measured", SIZES, in_size), Line("predicted", SIZES, of_size, dashed=True, beside="measured")]
+    exact = Line("exact, 16 learners", [1 / gap for gap in gaps], transients)
+    gradient = "mean squared gradient"
     return [
-        Panel(
-            "16 learners",
-            "steps K",
-            ylabel,
-            [
-                Line("fixed ring, measured", MEASURED, in_steps),
-                Line(
-                    "fixed ring, predicted",
-                    STEPS,
-                    list(zip(*(of(ring(16), K) for K in STEPS), strict=True)),
-                    dashed=True,
-                    beside="fixed ring, measured",
-                ),
-                Line(
-                    "full averaging, predicted",
-                    STEPS,
-                    list(zip(*(of(complete(16), K) for K in STEPS), strict=True)),
-                    dashed=True,
-                ),
-            ],
-            log="xy",
-        ),
-        Panel(
-            f"K = {STEPS[-2]} steps, full averaging",
-            "learners n",
-            ylabel,
-            [
-                Line("measured", SIZES, in_size),
-                Line(
-                    "predicted",
-                    SIZES,
-                    list(zip(*(of(complete(n), STEPS[-2]) for n in SIZES), strict=True)),
-                    dashed=True,
-                    beside="measured",
-                ),
-            ],
-            log="xy",
-        ),
-        Panel(
-            "until a ring is as good as full averaging",
-            "1 / spectral gap",
-            "steps K",
-            [Line("exact, 16 learners", [1 / gap for gap in gaps], transients)],
-            log="xy",
-        ),
+        Panel("16 learners", "steps K", gradient, over_steps, log="xy"),
+        Panel(f"K = {STEPS[-2]} steps, full averaging", "learners n", gradient, over_size, log="xy"),
+        Panel("until a ring is as good as full averaging", "1 / spectral gap", "steps K", [exact], log="xy"),
     ]
 
 

@@ -1,6 +1,6 @@
-"""Learners on a virtual clock: the strategies of the real world, without processes."""
+"""Learners on a virtual clock: the same strategy classes as in real runs, in one process."""
 
-from roundelay.simulation.learners import VirtualLearner, run
+from roundelay.simulation.learners import VirtualLearner, run, start
 from roundelay.simulation.stacked import StackedLearners
 
-__all__ = ["StackedLearners", "VirtualLearner", "run"]
+__all__ = ["StackedLearners", "VirtualLearner", "run", "start"]

@@ -1,4 +1,4 @@
-"""A small problem with real data: handwritten digits, a little MLP, and shards that learners keep."""
+"""A small problem with real data: handwritten digits, an MLP, and a fixed shard of the data for each learner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Examples = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Problem:
-    """Training and held-out examples, and the size of the hidden layers."""
+    """Training and held-out examples, and the sizes of the hidden layers."""
 
     train: Examples
     held_out: Examples
@@ -32,27 +32,33 @@ class Problem:
             return nn.Sequential(*layers[:-1])
 
     def shards(self, learners: int, seed: int) -> Shards:
-        """Equal random parts, one a learner, for good."""
+        """Equal random parts of the training examples, one for each learner."""
         order = torch.randperm(len(self.train[1]), generator=torch.Generator().manual_seed(seed))
         size = len(order) // learners
         return Shards(self.train, order[: size * learners].view(learners, size), seed)
 
 
 class Shards:
-    """Batches drawn with replacement by each learner from its own shard; batch k is a function of (seed, k) alone."""
+    """Batches that each learner draws with replacement from its own shard; batch k is a function of (seed, k) alone.
+
+    Args:
+        examples: all examples.
+        of: indices into the examples (learners, shard size).
+        seed: of the draws.
+    """
 
     def __init__(self, examples: Examples, of: Tensor, seed: int) -> None:
         self.examples, self.of, self.seed = examples, of, seed
 
     def batch(self, step: int, size: int) -> Examples:
-        """One batch a learner (learners, size, ...)."""
+        """One batch for each learner, as one tensor (learners, size, ...)."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         drawn = torch.randint(self.of.shape[1], (len(self.of), size), generator=generator)
         chosen = self.of.gather(1, drawn)
         return self.examples[0][chosen], self.examples[1][chosen]
 
     def own(self, learner: int, step: int, size: int) -> Examples:
-        """One learner's batch alone, for learners that do not step together; drawn apart from `batch`."""
+        """The batch of one learner, for learners that do not step together; it differs from that of `batch`."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) * 65_537 + learner)
         chosen = self.of[learner, torch.randint(self.of.shape[1], (size,), generator=generator)]
         return self.examples[0][chosen], self.examples[1][chosen]

@@ -1,4 +1,4 @@
-"""Pictures of experiments: panels of lines, the mean over seeds in a band from the smallest to the largest."""
+"""Plots of experiments: lines are means over seeds, and bands reach from the smallest to the largest value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEW_LINES = 5
 
 
 def plot_panels(panels: Sequence[Panel], path: Path) -> None:
-    """All panels in rows of at most three."""
+    """Draw all panels into `path`, in rows of at most three."""
     columns = min(COLUMNS, len(panels)) if len(panels) != 4 else 2
     rows = math.ceil(len(panels) / columns)
     shared = len({tuple(line.label for line in panel.lines) for panel in panels}) == 1 and len(panels) > 1
@@ -30,7 +30,7 @@ def plot_panels(panels: Sequence[Panel], path: Path) -> None:
             _draw(ax, panel)
             if not shared:
                 _legend(ax, len(panel.lines))
-        if shared:  # one legend for all, where it hides nothing
+        if shared:  # one legend below all panels
             handles, labels = axes[0].get_legend_handles_labels()
             ncols = math.ceil(len(labels) / math.ceil(len(labels) / LEGEND_COLUMNS))
             figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=9)
@@ -39,7 +39,7 @@ def plot_panels(panels: Sequence[Panel], path: Path) -> None:
 
 
 def _legend(ax: Any, lines: int) -> None:  # noqa: ANN401
-    """Among the lines, or below them where they leave no room."""
+    """A few labels go inside the axes, many below them."""
     if lines <= FEW_LINES:
         ax.legend(fontsize=8)
     else:
@@ -47,7 +47,7 @@ def _legend(ax: Any, lines: int) -> None:  # noqa: ANN401
 
 
 def _plain_ticks(axis: Any, at: Sequence[float]) -> None:  # noqa: ANN401
-    """At a few values that were tried, else at 1, 2 and 5 times powers of ten, or at these alone where they are many."""
+    """Put ticks at the values `at`; without such values at 1, 2 and 5 times powers of ten, or on wide axes at powers of ten."""
     from matplotlib.ticker import LogLocator
 
     low, high = axis.get_view_interval()
@@ -62,7 +62,7 @@ def _plain_ticks(axis: Any, at: Sequence[float]) -> None:  # noqa: ANN401
 
 
 def _tried(panel: Panel) -> list[float]:
-    """The values along x that were measured, if they are few and short enough to stand side by side."""
+    """The measured values of x, if they are few and short enough to be tick labels; else none."""
     values = sorted({x for line in panel.lines if not line.dashed for x in line.x})
     return values if len(values) <= FEW_TICKS and all(len(f"{x:g}") <= LONGEST_TICK for x in values) else []
 

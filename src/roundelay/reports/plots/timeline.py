@@ -1,53 +1,36 @@
-"""Pictures of who computes and who waits: the real strategies on the virtual clock."""
+"""Pictures of when learners compute and when they wait: the strategies themselves on the virtual clock."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from torch import nn
-
-from roundelay.clock import Process, VirtualClock
+from roundelay.clock import VirtualClock
 from roundelay.reports.plots.figures import picture
-from roundelay.simulation import VirtualLearner
+from roundelay.simulation.learners import step_starts
 from roundelay.strategies import Strategy
 from roundelay.transport import SimulatedNetwork
 
+LATENCY_S = 0.05
 Interval = tuple[float, float]
 
 
 def timeline(strategy_of: Callable[[], Strategy], step_s: list[float], until_s: float) -> list[list[Interval]]:
-    """When each learner computes, up to virtual time `until_s`; learner i's steps take step_s[i]."""
-    clock = VirtualClock()
-    network = SimulatedNetwork(clock, len(step_s), latency_s=0.05)
-    computing: list[list[Interval]] = [[] for _ in step_s]
+    """For each learner, begin and end of the compute time of its steps that begin before `until_s`.
 
-    def learner(rank: int) -> Process:
-        module = nn.Linear(1, 1)
-
-        def gradient(step: int) -> None:
-            computing[rank].append((clock.now(), clock.now() + step_s[rank]))
-            for weight in module.parameters():
-                weight.grad = torch.zeros_like(weight)
-
-        return VirtualLearner(
-            module,
-            torch.optim.SGD(module.parameters(), lr=0.0),
-            strategy_of(),
-            network.transports[rank],
-            gradient,
-            lambda step: step_s[rank],
-        ).process(steps=int(until_s / min(step_s)) + 2)
-
-    for rank in range(len(step_s)):
-        clock.spawn(learner(rank), f"learner {rank}")
-    clock.run(until=until_s)
-    return computing
+    A step of learner i computes for step_s[i] seconds.
+    """
+    network = SimulatedNetwork(VirtualClock(), len(step_s), latency_s=LATENCY_S)
+    enough = int(until_s / min(step_s)) + 2  # steps for the fastest learner to train past `until_s`
+    starts = step_starts(network, strategy_of, step_s, enough)
+    return [
+        [(begin, begin + seconds) for begin in of if begin <= until_s]
+        for of, seconds in zip(starts, step_s, strict=True)
+    ]
 
 
 def plot_timeline(strategy_of: Callable[[], Strategy], step_s: list[float], path: Path, until_s: float = 12.0) -> None:
-    """One row a learner: a bar is a step's computation, a gap is waiting."""
+    """Draw one row for each learner: a bar is the compute time of a step, a gap is waiting."""
     rows = timeline(strategy_of, step_s, until_s)
     with picture(path, size=(8.0, 0.42 * len(rows) + 0.9)) as (_, (ax,)):
         for rank, bars in enumerate(rows):

@@ -1,239 +1,257 @@
-"""Those who train together: who they are, how they come by equal weights, and what happens when one comes or goes.
+"""What happens to a learner when another one joins, leaves or is lost: re-forming the strategy, and transferring state.
 
-Asynchronous learners take a change up where they stand. Synchronous ones *meet*: each comes with how far it is, and they go on as
-those who are there, a step before the least far, so that no sample is left out.
+A strategy that re-forms alone (ADPSGD) follows every change while it trains. All other learners *meet*: they stop at a barrier,
+compare how far each one is, and go on together from the first chunk that is not known to be used by all.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import wait
 from dataclasses import asdict, dataclass, replace
-from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from roundelay.cluster.rendezvous.client import RendezvousClient, View
-from roundelay.cluster.rendezvous.state import Address, Run
+from roundelay.cluster.endpoint import Endpoint
+from roundelay.cluster.membership import Membership, View
+from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.errors import LaunchError, MembershipChangedError, PeerLostError
 from roundelay.learner import Learner
-from roundelay.strategies import ADPSGD
-from roundelay.training.build import mixing_of
-from roundelay.training.config import Config
-from roundelay.training.state import Carried
+from roundelay.strategies.base import Strategy
 from roundelay.transport.base import LEFT, Transport
-from roundelay.transport.heartbeats import SILENT
-from roundelay.transport.tcp import TcpTransport
+from roundelay.transport.heartbeats import NO_HEARTBEAT
+from roundelay.weights import Flat, average
+from roundelay.weights.serialization import from_bytes, to_bytes
 
 log = logging.getLogger("roundelay")
 
-DONORS = 2  # a learner that joins begins with the mean of so many neighbours
+DONORS = 2  # a learner that joins an asynchronous run begins with the mean of this many others
 
 
-class Endpoint(Protocol):
-    """How a learner is reached, and reaches others."""
+class TrainingState:
+    """What a learner that joins must receive: weights, buffers and the optimizer's state."""
 
-    def open(self) -> Address:
-        """Where the next transport will be found."""
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        self._module, self._optimizer = module, optimizer
 
-    def connect(self, me: int, term: View, *, joins: bool) -> Transport:
-        """To the learners of `term`, who are under way already if this one joins them."""
+    def to_bytes(self, weights: Flat | None = None) -> Tensor:
+        """Encode the state. If given, `weights` replace the weights of the module."""
+        module = self._module.state_dict()
+        if weights is not None:
+            names = [name for name, weight in self._module.named_parameters() if weight.requires_grad]
+            module |= dict(zip(names, weights.views, strict=True))
+        data = to_bytes({"module": module, "optimizer": self._optimizer.state_dict()})
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+    def load_mean(self, encoded: Sequence[Tensor]) -> None:
+        """Decode states of other learners, and take their mean over."""
+        states = [from_bytes(each.numpy().tobytes()) for each in encoded]
+        self._module.load_state_dict(average.mean_module([state["module"] for state in states]))
+        self._optimizer.load_state_dict(average.mean_tree([state["optimizer"] for state in states]))
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a learner brings to a meeting.
+    """How far a learner is; what it brings to a meeting.
 
     Attributes:
-        ready: it has weights of this run.
-        begun: the number of the chunk from which on it cannot vouch for everybody's having used them.
-        taken: steps that its weights have seen.
+        ready: its weights belong to this run. They do not if it has just joined.
+        first_unconfirmed: the first chunk that it does not know to be used by all learners.
+        weight_steps: the number of steps that its weights have seen.
     """
 
     ready: bool
-    begun: int
-    taken: int
+    first_unconfirmed: int
+    weight_steps: int
 
 
-class Company:
-    """One learner's view of those it trains with.
+class ElasticGroup:
+    """The learners that train together, as one of them sees them.
 
     Args:
-        config: of the run.
-        line: to the rendezvous, with which this learner has registered.
-        door: to the others.
-        carried: what this learner trains.
-        members: learners in a group, which is one failure domain.
+        client: has registered this learner with the rendezvous.
+        endpoint: connects this learner to the others.
+        state: what this learner trains.
+        group_size: learners in a super-learner, which is lost as a whole when one of them is lost.
+
+    Attributes:
+        id: of this learner.
+        view: the view that this learner trains with.
     """
 
     def __init__(
-        self, config: Config, line: RendezvousClient, door: Endpoint, carried: Carried, *, members: int = 1
+        self, client: RendezvousClient, endpoint: Endpoint, state: TrainingState, *, group_size: int = 1
     ) -> None:
-        self._config, self._line, self._door, self._carried = config, line, door, carried
-        self._members = members
-        assert line.id is not None
-        assert line.term is not None
-        self.id, self.term = line.id, line.term
+        self._client, self._endpoint, self._state, self._group_size = client, endpoint, state, group_size
+        assert client.id is not None
+        assert client.view is not None
+        self.id, self.view = client.id, client.view
         self._learner: Learner | None = None
-        self._absent: Counter[int] = Counter()  # who was not to be found in so many terms
+        self._not_reached: Counter[int] = Counter()  # by peer, how often in a row it could not be connected to
 
-    @property
-    def synchronous(self) -> bool:
-        """Whether a change needs a meeting."""
-        return self._config.synchronous
+    # Connecting ----------------------------------------------------------------------------------------------------------
 
-    # Beginning a term -------------------------------------------------------------------------------------------------------
+    def connect(self, strategy: Strategy, *, ready: bool) -> Transport:
+        """Connect to the learners of the view. Afterwards the module and the optimizer hold the state to go on with.
 
-    def enter(self, *, joins: bool) -> Transport:
-        """Connect to the learners of this term; afterwards the weights are those to go on with."""
+        Args:
+            strategy: says whether learners join without a meeting, and whether they need equal weights.
+            ready: the weights of this learner belong to this run.
+
+        Raises PeerLostError or MembershipChangedError if the membership changes meanwhile.
+        """
+        joining = strategy.reforms_alone and not ready
         try:
-            transport = self._door.connect(self.id, self.term, joins=joins)
+            transport = self._endpoint.connect(self.id, self.view, joining=joining)
         except PeerLostError as error:
-            self._absent[error.peer] += 1
+            self._not_reached[error.peer] += 1
             raise
-        self._absent.clear()
+        self._not_reached.clear()
         try:
-            if joins:
-                self._take_from_neighbours(transport)
-            elif self.term.values:
-                self._make_weights_fit(transport)
+            if joining:
+                self._take_mean(transport)
+            elif self.view.values:
+                self._take_newest(transport, needs_equal_weights=strategy.needs_equal_weights)
         except BaseException as error:
             transport.close(f"{type(error).__name__}: {error}")
             raise
         return transport
 
-    def _take_from_neighbours(self, transport: Transport) -> None:
-        """Begin with the mean of the first neighbours that answer."""
-        assert isinstance(transport, TcpTransport)
-        living, mixing = self.term.membership, mixing_of(self._config, self.term.membership.size)
-        own = living.position(self.id)
-        places = (mixing.partner(own, round) for round in range(4 * DONORS))
-        near = list(dict.fromkeys(living.living[place] for place in places if place not in (None, own)))
-        others = [learner for learner in living.living if learner not in (*near, self.id)]
-        for few in (near[:DONORS], *([other] for other in (*near[DONORS:], *others))):
-            fetched = wait([transport.fetch(learner) for learner in few]).done
+    def _take_mean(self, transport: Transport) -> None:
+        """Begin with the mean state of the nearest learners; if none of these answers, with the state of any other."""
+        others = _nearest(self.id, self.view.membership)
+        for donors in (others[:DONORS], *([other] for other in others[DONORS:])):
+            fetched = wait([transport.fetch(learner) for learner in donors]).done
             states = [each.result() for each in fetched if not isinstance(each.exception(), PeerLostError)]
             if states:
-                self._carried.adopt(states)
+                self._state.load_mean(states)
                 return
-        raise LaunchError("none of the learners that are under way could give this one their weights")
+        raise LaunchError("no learner of the run could send its weights to this one, which joins")
 
-    def _make_weights_fit(self, transport: Transport) -> None:
-        """After a meeting: who has no weights, or older ones where all must be equal, takes them from who is furthest."""
-        assert isinstance(transport, TcpTransport)
-        ready = {learner: each.taken for learner, each in self._progress().items() if each.ready}
-        furthest = max(ready.values())
-        source = min(learner for learner, taken in ready.items() if taken == furthest)
-        must_be_equal = self._config.strategy in ("allreduce", "delay-by-one-gradients")
-        transport.offer(self._carried.encoded)
-        if self.id not in ready or (must_be_equal and ready[self.id] < furthest):
-            self._carried.adopt([transport.fetch(source).result()])
+    def _take_newest(self, transport: Transport, *, needs_equal_weights: bool) -> None:
+        """After a meeting, take the state of a learner with the most steps, unless this learner can keep its own."""
+        steps = {learner: each.weight_steps for learner, each in self._progress().items() if each.ready}
+        most = max(steps.values())
+        source = min(learner for learner in steps if steps[learner] == most)
+        transport.offer(self._state.to_bytes)
+        if self.id not in steps or (needs_equal_weights and steps[self.id] < most):
+            self._state.load_mean([transport.fetch(source).result()])
         self._wait_for_all(transport)
 
     def _wait_for_all(self, transport: Transport) -> None:
-        """Nobody trains before all have their weights. Raises MembershipChangedError if not all are there any more."""
-        ready = self._line.meet(self.term.membership.generation, lost=_unreachable(transport))
-        if ready.membership.living != self.term.membership.living:
-            raise MembershipChangedError("somebody was lost while the others were about to go on")
-        self.term = replace(ready, values=self.term.values)
+        """Wait until all learners have their state. Raises MembershipChangedError if one was lost meanwhile."""
+        view = self._client.barrier(self.view.membership.generation, lost=_unreachable(transport))
+        if view.membership.living != self.view.membership.living:
+            raise MembershipChangedError("a learner was lost before all could go on")
+        self.view = replace(view, values=self.view.values)
 
-    # Changes ------------------------------------------------------------------------------------------------------------------
+    # Changes -------------------------------------------------------------------------------------------------------------
 
     def follow(self, learner: Learner) -> None:
-        """From now on `learner` hears of who comes and goes."""
+        """Apply every change of the membership to `learner` from now on."""
         self._learner = learner
-        if isinstance(learner.strategy, ADPSGD) and isinstance(learner.transport, TcpTransport):
-            learner.transport.offer(self._live)
-        self._line.on_term = self._changed
-        if self._line.joins and not self.synchronous:  # synchronous ones have met
-            self._line.joins = False
-            self._line.arrived()
-        newest = self._line.term
+        if learner.strategy.reforms_alone:
+            learner.transport.offer(self._live_state)
+        self._client.on_view = self._changed
+        if self._client.joining and learner.strategy.reforms_alone:
+            self._client.ready()
+        newest = self._client.view
         assert newest is not None
-        if newest.membership.generation > self.term.membership.generation:
-            self._changed(newest, "it changed meanwhile")
+        if newest.membership.generation > self.view.membership.generation:
+            self._changed(newest, "it changed while this learner connected")
         else:
-            self._line.healed()
+            self._client.confirm_view()
 
-    def _live(self) -> Tensor:
+    def _live_state(self) -> Tensor:
         assert self._learner is not None
-        assert isinstance(self._learner.strategy, ADPSGD)
-        with self._learner.strategy.at_rest() as live:
-            return self._carried.encoded(live)
+        with self._learner.strategy.at_rest() as weights:
+            return self._state.to_bytes(weights)
 
-    def _changed(self, term: View, reason: str) -> None:
-        """The membership is another one now. In the line's thread."""
+    def _changed(self, view: View, reason: str) -> None:
+        """There is a new view. Runs in the client's thread, so the training thread must raise what goes wrong here."""
         learner = self._learner
         assert learner is not None
-        transport = learner.transport
-        if not isinstance(transport, TcpTransport):
-            return
         try:
-            if self.synchronous:
-                if reason:  # else somebody has only finished and left
-                    transport.fail(MembershipChangedError(reason))
-                return
-            before, self.term = self.term, term
-            for gone in set(before.membership.living) - set(term.membership.living):
-                transport.lose(gone, reason or LEFT)
-            for other, address in term.addresses.items():
-                if other != self.id and address != before.addresses.get(other):
-                    transport.admit(other, address)
-            groups = term.membership.whole_groups(self._members).size // self._members
-            if groups:
-                learner.reform(mixing_of(self._config, groups), term.membership)
-            self._line.healed()
-        except BaseException as error:  # raised where the training thread looks next
-            transport.fail(error)
+            if learner.strategy.reforms_alone:
+                self._adopt(view, reason, learner)
+            elif reason:  # without a reason, a learner has only finished and left
+                learner.transport.fail(MembershipChangedError(reason))
+        except BaseException as error:
+            learner.transport.fail(error)
+
+    def _adopt(self, view: View, reason: str, learner: Learner) -> None:
+        before, self.view = self.view, view
+        for gone in set(before.membership.living) - set(view.membership.living):
+            learner.transport.lose(gone, reason or LEFT)
+        for other, address in view.addresses.items():
+            if other != self.id and address != before.addresses.get(other):
+                learner.transport.admit(other, address)
+        if view.membership.whole_groups(self._group_size).size:
+            learner.reform(view.membership)
+        self._client.confirm_view()
 
     def rejoin(self) -> None:
-        """The others went on without this learner: register again."""
-        self.term = self._line.register(run_of(self._config), self._door.open(), self.id)
+        """Register again after DroppedError: the others went on without this learner."""
+        self.view = self._client.rejoin(self._endpoint.open())
 
-    def meet(self, progress: Progress) -> int:
-        """Form the next term of all that live; from which chunk on it trains."""
-        self._line.on_term = lambda term, reason: None  # the meeting will tell
+    # Meetings ------------------------------------------------------------------------------------------------------------
+
+    def meet(self, progress: Progress) -> Progress:
+        """Form a new view of all living learners.
+
+        Returns from which chunk on they train, and how many steps the newest weights have seen.
+
+        Raises MembershipChangedError if the learners must meet once more, LaunchError if this learner cannot go on.
+        """
+        self._client.on_view = lambda view, reason: None  # the meeting gives the newest view
         lost = _unreachable(self._learner.transport) if self._learner and progress.ready else []
-        lost += [peer for peer, times in self._absent.items() if times > 1]
-        self.term = self._line.meet(self.term.membership.generation, asdict(progress), lost, self._door.open())
-        self._leave_broken_groups()
-        begun = [each.begun for each in self._progress().values() if each.ready]
-        if not begun:
+        lost += [peer for peer, times in self._not_reached.items() if times > 1]
+        generation = self.view.membership.generation
+        self.view = self._client.barrier(generation, asdict(progress), lost, self._endpoint.open())
+        self._check_groups()
+        ready = [each for each in self._progress().values() if each.ready]
+        if not ready:
             raise LaunchError(
-                "no learner is left that has the weights of this run; go on from a checkpoint by --resume"
+                "no learner is left that has the weights of this run; continue from a checkpoint by --resume"
             )
-        return min(begun)
+        return Progress(
+            ready=True,
+            first_unconfirmed=min(each.first_unconfirmed for each in ready),
+            weight_steps=max(each.weight_steps for each in ready),
+        )
 
-    def _leave_broken_groups(self) -> None:
-        """A group is one failure domain: who has lost a member of it leaves, and the others meet without."""
-        living = self.term.membership.living
-        whole = self.term.membership.whole_groups(self._members).living
+    def _check_groups(self) -> None:
+        """Learners of a super-learner that has lost a member leave. The others meet once more, without them."""
+        living = self.view.membership.living
+        whole = self.view.membership.whole_groups(self._group_size).living
         if self.id not in whole:
-            raise LaunchError(f"learner {self.id} leaves, for its group of {self._members} has lost a member")
+            raise LaunchError(f"learner {self.id} leaves, because its group of {self._group_size} has lost a member")
         if whole != living:
-            raise MembershipChangedError(f"the groups of learners {sorted(set(living) - set(whole))} are not whole")
-
-    def furthest(self) -> int:
-        """Steps that the weights have seen which the meeting chose."""
-        return max(each.taken for each in self._progress().values() if each.ready)
+            raise MembershipChangedError(f"the groups of learners {sorted(set(living) - set(whole))} are not complete")
 
     def _progress(self) -> dict[int, Progress]:
-        return {learner: Progress(**value) for learner, value in self.term.values.items()}
+        return {learner: Progress(**value) for learner, value in self.view.values.items()}
 
-    def gather(self, *, left: bool) -> View:
-        """At the end: all meet, and hear who has left the model."""
-        return self._line.meet(self.term.membership.generation, left)
+    def gather(self, value: object) -> View:
+        """Wait for all living learners at the end of the run; the view has the value of each."""
+        return self._client.barrier(self.view.membership.generation, value)
 
 
-def run_of(config: Config, local_size: int | None = None) -> Run:
-    """What the rendezvous must know of a run."""
-    size = config.learners
-    members = size if config.synchronous else config.group_size or local_size or size
-    return Run(size, tuple(learner // members for learner in range(size)), config.min_learners)
+def _nearest(learner: int, membership: Membership) -> list[int]:
+    """The other living learners, those with the nearest positions first: on a ring these are the neighbours.
+
+    >>> _nearest(4, Membership.of(5))
+    [0, 3, 1, 2]
+    """
+    size, own = membership.size, membership.position(learner)
+    offsets = (sign * distance for distance in range(1, size // 2 + 1) for sign in (1, -1))
+    return list(dict.fromkeys(membership.living[(own + offset) % size] for offset in offsets))
 
 
 def _unreachable(transport: Transport) -> list[int]:
-    """Peers that are not heard although they may live; a broken connection is no proof, for those who meet close theirs."""
-    lost = transport.lost if isinstance(transport, TcpTransport) else {}
-    return [peer for peer, reason in lost.items() if reason.startswith(SILENT)]
+    """Peers whose heartbeats have stopped. A closed connection is no proof, because learners that meet close theirs."""
+    return [peer for peer, reason in transport.lost.items() if reason.startswith(NO_HEARTBEAT)]

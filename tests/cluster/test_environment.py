@@ -42,7 +42,7 @@ def test_each_learner_has_its_own_gpu_where_there_are_some(monkeypatch):
 
 
 def test_a_loopback_address_is_told_to_others_only_where_there_is_no_other(monkeypatch):
-    monkeypatch.setattr(launch, "_ELSEWHERE", "127.0.0.1")
+    monkeypatch.setattr(launch, "_ANY_HOST", "127.0.0.1")
     assert launch._address_towards("127.0.0.2") == "127.0.0.1"
-    monkeypatch.setattr(launch, "_ELSEWHERE", "255.255.255.255")  # no way there: a broadcast needs permission
+    monkeypatch.setattr(launch, "_ANY_HOST", "255.255.255.255")  # no way there: a broadcast needs permission
     assert launch._address_towards("127.0.0.2") == "127.0.0.1"

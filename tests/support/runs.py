@@ -16,22 +16,22 @@ from loopback import loopback, together
 from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.cluster.rendezvous.server import RendezvousServer
 from roundelay.cluster.rendezvous.state import RendezvousState
-from roundelay.elastic import run_of
 from roundelay.training import checkpoint, run_directory
 from roundelay.training.config import Config
 from roundelay.training.recipes import resolve, task_of
 from roundelay.training.trainer import Trainer
+from roundelay.training.worker import run_spec
 from roundelay.transport.base import Transport
 from roundelay.transport.security import Security
 from roundelay.transport.solo import SoloTransport
 
-_SEEDING = threading.Lock()  # processes have a generator each; threads share torch's, with which weights are drawn
+_SEEDING = threading.Lock()  # threads share torch's random generator, which the first weights are drawn from
 TINY = {"task": "roundelay.training.tiny:Digits", "settings": {"dropout": 0.0, "hidden": 16}}
 
 
 @dataclass(frozen=True)
 class ThreadWorld:
-    """As launch.World and as a door, with a transport that is there already."""
+    """A World and an Endpoint whose transport exists already."""
 
     rank: int
     size: int
@@ -44,7 +44,7 @@ class ThreadWorld:
     def open(self) -> tuple[str, int]:
         return "", 0
 
-    def connect(self, me: int, term: object, *, joins: bool) -> Transport:
+    def connect(self, learner: int, view: object, *, joining: bool) -> Transport:
         return self.given
 
 
@@ -74,11 +74,11 @@ def run_in_threads(
 
     def learn(rank: int, transport: Transport) -> Trainer:
         world = ThreadWorld(rank, size, transport)
-        with RendezvousClient(server.address, security) as line:
-            line.register(run_of(config), ("", 0), rank)
+        with RendezvousClient(server.address, security) as client:
+            client.register(run_spec(config), ("", 0), rank)
             with _SEEDING:
                 task = task_of(config)
-                trainer = Trainer(config, folder, task, world, client=line, endpoint=world, elastic=False)  # type: ignore[arg-type]
+                trainer = Trainer(config, folder, task, world, client=client, endpoint=world, elastic=False)  # type: ignore[arg-type]
             prepare(trainer)
             trainer.finished = trainer.run(resumed)  # type: ignore[attr-defined]
             return trainer

@@ -27,7 +27,7 @@ from roundelay.training import run_directory
 from roundelay.training.config import at_least
 from roundelay.training.metrics import read_rows
 from roundelay.training.task import Task, TaskConfig
-from roundelay.training.worker import NUMBER
+from roundelay.training.worker import LEARNER
 
 STEP_S = 0.02
 AROUND_S = 0.5  # a checkpoint begins at most so long before its first file is there, and is over so long after its last
@@ -69,7 +69,7 @@ class Emulated(Task):
     def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
         """That number; and the time goes to the trace, a mapped file: a write to memory."""
         if self._times is None and self.config.trace:
-            name = Path(self.config.trace) / f"{os.environ[NUMBER]}.npy"
+            name = Path(self.config.trace) / f"{os.environ[LEARNER]}.npy"
             self._times = open_memmap(name, mode="w+", dtype=np.float64, shape=(self.config.steps + 1,))
         if self._times is not None:
             self._times[self._step] = time.time()

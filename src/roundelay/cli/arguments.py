@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from roundelay.errors import UsageError
 
 if TYPE_CHECKING:
-    from roundelay.training.supervisor import Place
+    from roundelay.training.supervisor import ConnectionSettings
     from roundelay.transport.security import Security
 
 PICTURES = (".svg", ".png", ".pdf")
@@ -163,23 +163,30 @@ def add_security(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def place_of(args: argparse.Namespace, rendezvous: tuple[str, int] | None) -> Place:
-    """Where learners meet, and what they must know.
+def connection_settings(args: argparse.Namespace, rendezvous: tuple[str, int] | None) -> ConnectionSettings:
+    """The settings that the options of `add_security` give.
 
-    Raises UsageError if an interface is named without a secret that others can know.
+    Raises UsageError if an interface is named without a secret that other machines can know.
     """
-    from roundelay.training.supervisor import Place
-    from roundelay.training.worker import LOOPBACK
+    from roundelay.cluster.environment import LOOPBACK
+    from roundelay.training.supervisor import ConnectionSettings
 
     security = _security(args)
     if security is None and (rendezvous is not None or args.host not in (None, LOOPBACK)):
         raise UsageError(
             "learners of other machines must know the run's secret: give --secret-file, or ROUNDELAY_SECRET in the environment"
         )
-    security = security or Place.here().security
+    security = security or ConnectionSettings.on_this_machine().security
     if args.tls is not None:
         security = security.with_tls(args.tls)
-    return Place(security, rendezvous, args.host or LOOPBACK, args.open_collectives)
+    return ConnectionSettings(security, rendezvous, args.host or LOOPBACK, args.open_collectives)
+
+
+def security_options(args: argparse.Namespace) -> list[str]:
+    """The options of `add_security` as words of a command line, for a command to be printed."""
+    options = {"--host": args.host, "--secret-file": args.secret_file, "--tls": args.tls}
+    words = [str(word) for name, value in options.items() if value is not None for word in (name, value)]
+    return words + ["--open-collectives"] * args.open_collectives
 
 
 def _security(args: argparse.Namespace) -> Security | None:

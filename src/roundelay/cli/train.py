@@ -8,7 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roundelay.cli.arguments import add_configuration, add_security, configured, dated_folder, place_of, positive_int
+from roundelay.cli.arguments import (
+    add_configuration,
+    add_security,
+    configured,
+    connection_settings,
+    dated_folder,
+    positive_int,
+    security_options,
+)
 from roundelay.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     adopt_slurm()
     if args.join is not None:
         return _join_run(args)
-    if args.recipe is None:
+    if args.recipe is None and args.resume is None:
         raise UsageError("train needs a RECIPE, such as tiny, or --join RUN")
     settings = configured(args)
     if args.resume is not None:
@@ -72,23 +80,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _supervise(config: Config, folder: Path, args: argparse.Namespace) -> int:
+    from roundelay.cluster.environment import parsed_address
+    from roundelay.training import run_directory
     from roundelay.training.supervisor import Supervisor
-    from roundelay.training.worker import parsed_address
 
-    place = place_of(args, None if args.rendezvous is None else parsed_address(args.rendezvous))
+    settings = connection_settings(args, None if args.rendezvous is None else parsed_address(args.rendezvous))
     if args.rendezvous is None:
         if args.here is not None:
             raise UsageError("--here goes with --rendezvous; without one all learners are started here")
         resumed = _prepare(config, folder, args)
         if args.resume is None:
             print(f"run: {folder}", file=sys.stderr)
-        return Supervisor(config, folder, resumed, place=place).run()
-    return Supervisor(
-        config, folder, _share(config, folder, args), place=place, numbers=_unnumbered(config, args)
-    ).run()
+        again = run_directory.resume_command(folder, security_options(args))
+        return Supervisor(config, folder, resumed, settings=settings, resume_command=again).run()
+    learners, resumed = _learners_here(config, args), _share(config, folder, args)
+    options = ["--rendezvous", args.rendezvous, "--here", str(len(learners)), *security_options(args)]
+    again = run_directory.resume_command(folder, options)
+    return Supervisor(config, folder, resumed, settings=settings, learners=learners, resume_command=again).run()
 
 
-def _unnumbered(config: Config, args: argparse.Namespace) -> list[int | None]:
+def _learners_here(config: Config, args: argparse.Namespace) -> list[int | None]:
+    """Learners to start on this machine; the rendezvous chooses their ids."""
     here = args.here or config.learners
     if here > config.learners:
         raise UsageError(f"--here {here} is more than the {config.learners} learners of the run; see --learners")
@@ -96,7 +108,7 @@ def _unnumbered(config: Config, args: argparse.Namespace) -> list[int | None]:
 
 
 def _share(config: Config, folder: Path, args: argparse.Namespace) -> int | None:
-    """A directory that all machines of a run see; whoever comes first begins it."""
+    """Prepare a directory that all machines of a run see. The first machine begins the run in it."""
     from roundelay.training import recipes, run_directory
 
     if args.out is None:
@@ -112,29 +124,33 @@ def _share(config: Config, folder: Path, args: argparse.Namespace) -> int | None
 
 
 def _join_run(args: argparse.Namespace) -> int:
-    """A learner more for a run that is under way."""
+    """Add a learner to a run that is under way."""
+    import shlex
+
+    from roundelay.cluster.environment import parsed_address
     from roundelay.cluster.rendezvous.client import RendezvousClient
     from roundelay.training import recipes, run_directory
     from roundelay.training.supervisor import Supervisor
-    from roundelay.training.worker import parsed_address
 
     if Path(args.join).is_dir():
         address, secret = run_directory.read_rendezvous(Path(args.join))
         os.environ.update(secret)
     else:
         address = args.join
-    place = place_of(args, parsed_address(address))
+    settings = connection_settings(args, parsed_address(address))
     try:
-        with RendezvousClient(parsed_address(address), place.security) as line:
-            told = line.ask_for_info()
+        with RendezvousClient(parsed_address(address), settings.security) as client:
+            info = client.ask_for_info()
     except OSError as error:
         raise UsageError(f"cannot join the run at {address}: {error}") from None
-    folder = args.out or Path(told.get("folder", ""))
+    folder = args.out or Path(info.get("folder", ""))
     config = recipes.resolve(run_directory.table(folder))
     if config.group_size != 1:
         raise UsageError("a learner cannot join a run of super-learners: a group is one failure domain")
     print(f"joining: {folder}", file=sys.stderr)
-    return Supervisor(config, folder, place=place, numbers=[None]).run()
+    out = [] if args.out is None else ["--out", str(args.out)]
+    again = shlex.join(["roundelay", "train", "--join", args.join, *out, *security_options(args)])
+    return Supervisor(config, folder, settings=settings, learners=[None], resume_command=again).run()
 
 
 def _join_world(config: Config, folder: Path, args: argparse.Namespace) -> int:
@@ -151,25 +167,25 @@ def _join_world(config: Config, folder: Path, args: argparse.Namespace) -> int:
     world = init()
     config = dataclasses.replace(config, learners=world.size)
     recipes.check(config)
-    place, failure = b"", ""
+    resume_at, failure = b"", ""
     if world.rank == 0:
         try:
             found = _prepare(config, folder, args)
-            place = b"" if found is None else str(found).encode()
+            resume_at = b"" if found is None else str(found).encode()
         except ConfigError as error:
             failure = str(error)
     failed = gather_bytes(failure.encode()[:500], 500)[0].rstrip(b"\0").decode(errors="replace")
     if failed:
         raise ConfigError(failed)
-    told = gather_bytes(place, 32)[0].rstrip(b"\0")
-    finished = worker.join(config, folder, world, int(told) if told else None)
+    received = gather_bytes(resume_at, 32)[0].rstrip(b"\0")
+    finished = worker.train_in_world(config, folder, world, int(received) if received else None)
     if world.rank == 0:
         print(f"{'finished' if finished else 'stopped and saved; go on with --resume'}: {folder}", file=sys.stderr)
     return 0
 
 
 def _prepare(config: Config, folder: Path, args: argparse.Namespace) -> int | None:
-    """The run's directory, ready; the place to resume from."""
+    """Make the run's directory ready; returns the samples seen at the checkpoint to resume from."""
     from roundelay.training import checkpoint, run_directory
 
     command = " ".join(["roundelay", *sys.argv[1:]])

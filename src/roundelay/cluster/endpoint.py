@@ -1,31 +1,46 @@
-"""How a learner is reached by the others, and reaches them: a listening socket for every term of the run."""
+"""An endpoint listens for a learner's peers, and connects to the learners of a view."""
 
 from __future__ import annotations
 
 import socket
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from roundelay.cluster.environment import World, joined_store
-from roundelay.cluster.rendezvous.client import View
+from roundelay.cluster.membership import Address, View
 from roundelay.cluster.rendezvous.server import open_listener
-from roundelay.cluster.rendezvous.state import Address
 from roundelay.transport.base import Collectives, Transport
 from roundelay.transport.collectives import StoreCollectives
 from roundelay.transport.security import Security
 from roundelay.transport.tcp import TcpTransport
 
 
+class Endpoint(Protocol):
+    """Makes a new transport for every view that a learner connects to.
+
+    The order is `open`, then tell the address to the rendezvous, then `connect` to the view that it answers with.
+    """
+
+    def open(self) -> Address:
+        """Listen for the peers of the next transport, and return the address to tell them."""
+
+    def connect(self, learner: int, view: View, *, joining: bool) -> Transport:
+        """Connect learner `learner`, this one, to all others of the view. With `joining` they are under way already.
+
+        Raises PeerLostError if a peer cannot be reached.
+        """
+
+
 class TcpEndpoint:
-    """Opens a socket, and makes a transport of it once it is known who takes part.
+    """An endpoint of our own sockets, for runs in which learners may come and go.
 
     Args:
         host: the interface to listen on.
-        security: the run's.
-        local_size: learners of this machine.
-        store: where the groups of collectives find each other, for strategies that have any.
+        security: the secret of the run.
+        local_size: learners on this machine.
+        store: address of the store through which process groups form; None for a strategy without collectives.
     """
 
     def __init__(self, host: str, security: Security, local_size: int, store: Address | None) -> None:
@@ -35,15 +50,15 @@ class TcpEndpoint:
         self._listener: socket.socket | None = None
 
     def open(self) -> Address:
-        """Listen; the transport comes later."""
+        """Listen on a new port; a port that was opened before and not used is closed."""
         if self._listener is not None:
             self._listener.close()
         self._listener = open_listener(self._host)
         host, port = self._listener.getsockname()[:2]
         return str(host), int(port)
 
-    def connect(self, me: int, term: View, *, joins: bool) -> Transport:
-        """To all others of the term."""
+    def connect(self, learner: int, view: View, *, joining: bool) -> Transport:
+        """Connect to all others of the view."""
         assert self._listener is not None
         listener, self._listener = self._listener, None
         transport: TcpTransport
@@ -51,53 +66,52 @@ class TcpEndpoint:
         def hopeless(members: tuple[int, ...]) -> bool:
             return transport.hopeless(members)
 
-        store = self._connected_store()
-        generation = term.membership.generation
+        store, generation = self._joined_store(), view.membership.generation
         collectives = (
-            _NoCollectives() if store is None else StoreCollectives(store, me, generation, self._host, hopeless)
+            _NoCollectives() if store is None else StoreCollectives(store, learner, generation, self._host, hopeless)
         )
         transport = TcpTransport(
-            me, term.membership.size, listener, self._security, collectives, local_size=self._local_size
+            learner, view.membership.size, listener, self._security, collectives, local_size=self._local_size
         )
-        others = {learner: address for learner, address in term.addresses.items() if learner != me}
+        others = {peer: address for peer, address in view.addresses.items() if peer != learner}
         try:
-            transport.join(others) if joins else transport.connect(others)
+            transport.join(others) if joining else transport.connect(others)
         except BaseException as error:
             transport.close(f"{type(error).__name__}: {error}")
             raise
         return transport
 
-    def _connected_store(self) -> Any:  # noqa: ANN401
+    def _joined_store(self) -> Any:  # noqa: ANN401
         if self._store is None and self._store_address is not None:
             self._store = joined_store(self._store_address)
         return self._store
 
 
 class WorldEndpoint:
-    """Where torchrun or Slurm has made the world, and no learner can come or go."""
+    """The endpoint of a world that torchrun or Slurm has started, whose membership is fixed."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     def open(self) -> Address:
-        """Nobody needs to know."""
+        """There is nothing to open: the world exchanges addresses by itself."""
         return "", 0
 
-    def connect(self, me: int, term: View, *, joins: bool) -> Transport:
-        """To the whole world."""
+    def connect(self, learner: int, view: View, *, joining: bool) -> Transport:
+        """Connect to the whole world."""
         return self._world.transport()
 
 
 class _NoCollectives(Collectives):
-    """For strategies that only exchange between pairs."""
+    """For strategies whose `uses_collectives` is False."""
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """Never asked for."""
+        """Never called."""
         raise AssertionError("this run has no collectives")
 
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
-        """Never asked for."""
+        """Never called."""
         raise AssertionError("this run has no collectives")
 
     def close(self) -> None:
-        """Nothing to release."""
+        """There is nothing to release."""

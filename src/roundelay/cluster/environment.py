@@ -1,4 +1,4 @@
-"""From the environment to a world: torchrun's variables, an initialised process group, or one process alone."""
+"""The world that a process starts in: torchrun's or Slurm's variables, an initialised process group, or one process alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from roundelay.cluster.membership import Address
 from roundelay.errors import LaunchError
 from roundelay.transport.base import Transport
 from roundelay.transport.collectives import NEVER, ProcessGroupCollectives
@@ -21,22 +22,24 @@ from roundelay.transport.security import Security
 from roundelay.transport.solo import SoloTransport
 from roundelay.transport.tcp import TcpTransport
 
+LOOPBACK = "127.0.0.1"
+
 _ADDRESS_BYTES = 64
 _SECRET_BYTES = 32
 _HOST_BYTES = 16
-_ELSEWHERE = "192.0.2.1"  # of a network that is kept for examples: whatever way packets take by default
-_STORE_PATIENCE = datetime.timedelta(minutes=5)
+_ANY_HOST = "192.0.2.1"  # an address reserved for documentation (RFC 5737): packets to it take the default route
+_STORE_TIMEOUT = datetime.timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
 class World:
-    """The learners of this run as this process sees them.
+    """This learner's rank, and the number of learners.
 
     Attributes:
         rank: this learner, 0 .. size-1.
-        size: how many there are.
-        local_rank: this learner among those of its machine.
-        local_size: how many run on this machine; the natural size of a super-learner.
+        size: number of learners in the run.
+        local_rank: rank of this learner among those of its machine.
+        local_size: number of learners on this machine; the natural size of a super-learner.
     """
 
     rank: int
@@ -46,21 +49,21 @@ class World:
 
     @property
     def device(self) -> torch.device:
-        """This learner's GPU, or the CPU."""
+        """The GPU of this learner, or the CPU if there is none."""
         if torch.cuda.is_available():
             return torch.device("cuda", self.local_rank % torch.cuda.device_count())
         return torch.device("cpu")
 
     def transport(self, *, share_memory: bool = True) -> Transport:
-        """Connect to all peers. A collective: every learner calls it equally often.
+        """Connect to all peers. All learners must call this equally often, because it gathers addresses.
 
         Args:
-            share_memory: let learners of one machine exchange through shared memory rather than sockets.
+            share_memory: exchange through shared memory, not sockets, with learners of the same machine.
         """
         if self.size == 1:
             return SoloTransport()
         one_machine = len(set(gather_bytes(this_host(), _HOST_BYTES))) == 1
-        host = "127.0.0.1" if one_machine else _address_towards(os.environ.get("MASTER_ADDR", _ELSEWHERE))
+        host = LOOPBACK if one_machine else _address_towards(os.environ.get("MASTER_ADDR", _ANY_HOST))
         listener = socket.create_server((host, 0), backlog=self.size + 16)
         drawn = gather_bytes(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
         mine = f"{host}:{listener.getsockname()[1]}".encode()
@@ -74,18 +77,17 @@ class World:
             share_memory=share_memory,
             local_size=self.local_size,
         )
-        places = [text.rsplit(":", 1) for text in texts]
-        transport.connect({peer: (host, int(port)) for peer, (host, port) in enumerate(places) if peer != self.rank})
+        transport.connect({peer: parsed_address(text) for peer, text in enumerate(texts) if peer != self.rank})
         return transport
 
 
 def init() -> World:
     """Join the run that the environment describes.
 
-    Under torchrun (or anything that sets RANK and WORLD_SIZE) the process group is initialised, unless the user has
-    done that already. Without either this is a world of one.
+    Under torchrun, or another launcher that sets RANK and WORLD_SIZE, this initialises the process group, unless that was done
+    before. Without these variables and without a process group it is a world of one.
 
-    Raises LaunchError if the environment is contradictory.
+    Raises LaunchError if a variable is missing or the process group has no backend for CPU tensors.
 
     >>> init()
     World(rank=0, size=1, local_rank=0, local_size=1)
@@ -112,7 +114,7 @@ def init() -> World:
 
 
 def adopt_slurm() -> None:
-    """Under `srun` without torchrun, say in torchrun's variables what Slurm says in its own."""
+    """Under `srun` without torchrun, set torchrun's variables from Slurm's."""
     if "RANK" in os.environ or "SLURM_PROCID" not in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) < 2:
         return
     os.environ["RANK"], os.environ["WORLD_SIZE"] = os.environ["SLURM_PROCID"], os.environ["SLURM_NTASKS"]
@@ -121,12 +123,25 @@ def adopt_slurm() -> None:
         os.environ["LOCAL_WORLD_SIZE"] = os.environ["SLURM_NTASKS_PER_NODE"]
 
 
-def host_store(host: str) -> tuple[object, tuple[str, int]]:
-    """A store in this process, through which groups of collectives form, and where it is.
+def parsed_address(text: str) -> Address:
+    """Parse HOST:PORT. Raises LaunchError for anything else.
 
-    Keep the first for as long as they do. A store in learner 0 would die with it. It knows no secret.
+    >>> parsed_address("10.0.0.1:29400")
+    ('10.0.0.1', 29400)
     """
-    listener = socket.create_server((host, 0))  # by itself a store would listen on all interfaces
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdecimal()):
+        raise LaunchError(f"an address is HOST:PORT, such as 10.0.0.1:29400, got '{text}'")
+    return host, int(port)
+
+
+def host_store(host: str) -> tuple[object, Address]:
+    """Open a store through which process groups form. Returns the store, which must be kept, and its address.
+
+    It lives in the supervisor or the rendezvous, because a store in learner 0 would die with that learner. It has no
+    authentication.
+    """
+    listener = socket.create_server((host, 0))  # without a socket given, a store listens on all interfaces
     port = listener.getsockname()[1]
     store = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
@@ -134,14 +149,14 @@ def host_store(host: str) -> tuple[object, tuple[str, int]]:
     return store, (host, port)
 
 
-def joined_store(address: tuple[str, int]) -> object:
-    """The store at `address`."""
+def joined_store(address: Address) -> object:
+    """Connect to the store at `address`."""
     host, port = address
-    return dist.TCPStore(host, port, is_master=False, timeout=_STORE_PATIENCE)  # type: ignore[attr-defined]
+    return dist.TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT)  # type: ignore[attr-defined]
 
 
 def gather_bytes(mine: bytes, width: int) -> list[bytes]:
-    """Everyone's bytes, padded to `width`, in order of rank; tensors, because objects would be unpickled."""
+    """Gather the bytes of all learners, padded to `width`, in order of rank. Objects would be unpickled, so we send tensors."""
     padded = torch.tensor(list(mine.ljust(width, b"\0")), dtype=torch.uint8)
     gathered: list[Tensor] = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, padded)
@@ -149,14 +164,15 @@ def gather_bytes(mine: bytes, width: int) -> list[bytes]:
 
 
 def _address_towards(host: str) -> str:
-    """This machine's address on the way to `host`; no packet is sent.
+    """The address of the interface that leads to `host`. No packet is sent.
 
-    On `host` itself that may be a loopback address (Debian's 127.0.1.1), which is of no use to others: then towards elsewhere.
+    On `host` itself this may be a loopback address (Debian's 127.0.1.1), which other machines cannot reach. Then it is the
+    address of the interface of the default route.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         address = str(probe.getsockname()[0])
-    if address.startswith("127.") and host != _ELSEWHERE:
-        with contextlib.suppress(OSError):  # there is no network: then all learners are here
-            return _address_towards(_ELSEWHERE)
+    if address.startswith("127.") and host != _ANY_HOST:
+        with contextlib.suppress(OSError):  # without a network all learners are on this machine
+            return _address_towards(_ANY_HOST)
     return address

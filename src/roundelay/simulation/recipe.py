@@ -116,8 +116,8 @@ class _SimulatedLearner:
         """The whole run of this learner."""
         run, strategy, part = self._run, self.strategy, self.position.partition
         strategy.attach(Replica(self.module), self._transport, Membership.of(run.config.learners))
-        self._transport.on_lost(strategy.lost)
-        self._transport.on_quiet(strategy.unheard)
+        self._transport.on_lost(strategy.peer_lost)
+        self._transport.on_silent(strategy.peer_silent)
         self.module.train()
         draws = self.position.draws(run.cursor, [], lambda: self.position.steps)
         loader = batches(run.task, part.chunks, draws, member=part.member, members=part.members, workers=0)
@@ -177,7 +177,7 @@ class _LocalCursor:
     def __init__(self) -> None:
         self._cursor: Cursor | None = None
 
-    def begin(self, total: int, used: Sequence[int]) -> None:
+    def declare_budget(self, total: int, used: Sequence[int]) -> None:
         self._cursor = self._cursor or Cursor(total, used)
 
     def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:

@@ -78,18 +78,27 @@ def resolve(table: Mapping[str, Any], settings: Iterable[tuple[str, str]] = ()) 
     Raises ConfigError for whatever cannot work, before anything is started.
     """
     settings = list(settings)
-    task = dict(settings).get("task", table.get("task"))
-    if not isinstance(task, str):
-        raise ConfigError(f"task must be module:Class, got {task!r}")
-    chosen = task_class(task)
-    kind = configuration.with_settings(chosen.Config)
-    values = dict(table)
+    values = dict(table) | {key: text for key, text in settings if key == "task"}
+    kind = _kind(values)
     for key, text in settings:
         values = configuration.assigned(kind, values, key, text)
     config = configuration.read(kind, values)
     check(config)
-    chosen.check(config.settings)
+    task_class(config.task).check(config.settings)
     return config
+
+
+def from_table(table: Mapping[str, Any]) -> Config:
+    """The configuration of a table. Raises ConfigError for a wrong key or value, but checks no combinations."""
+    return configuration.read(_kind(table), table)
+
+
+def _kind(table: Mapping[str, Any]) -> type[Config]:
+    """Config with the settings of the table's task."""
+    task = table.get("task")
+    if not isinstance(task, str):
+        raise ConfigError(f"task must be module:Class, got {task!r}")
+    return configuration.with_settings(task_class(task).Config)
 
 
 def check(config: Config) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from roundelay.elastic import Company
+from roundelay.elastic import ElasticGroup
 from roundelay.learner import Learner
 from roundelay.training.checkpoint import Checkpoints
 from roundelay.training.config import Config
@@ -41,7 +41,7 @@ class RunEnd:
             if learner.transport.rank == learner.membership.living[0]:
                 self._write(mean, figures, learner.membership.size, meter)
 
-    def alone(self, group: Company, checkpoints: Checkpoints, meter: Meter, device: torch.device) -> None:
+    def alone(self, group: ElasticGroup, checkpoints: Checkpoints, meter: Meter, device: torch.device) -> None:
         """Wait until all learners have saved; then the first living learner writes the result.
 
         If that learner is lost while it evaluates, the next one does the same.
@@ -49,7 +49,7 @@ class RunEnd:
         checkpoints.wait()
         written = False
         while True:
-            view = group.gather(left=written)
+            view = group.gather(written)
             if any(view.values.values()):
                 return
             living = view.membership.living

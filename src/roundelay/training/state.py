@@ -5,22 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from roundelay.learner import Learner
 from roundelay.training.checkpoint import Checkpoint
 from roundelay.training.partition import Partition, Position
 from roundelay.training.step import Counts
 from roundelay.weights import average
-from roundelay.weights.replica import Flat
-from roundelay.weights.serialization import from_bytes, read_state, to_bytes
+from roundelay.weights.serialization import read_state
 
 log = logging.getLogger("roundelay")
 
@@ -115,28 +111,6 @@ def mean_state(states: list[State]) -> State:
         "learner": None,
         "random": None,
     }
-
-
-class Carried:
-    """The state that one learner sends to another that joins: weights, buffers and the optimizer's state."""
-
-    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
-        self._module, self._optimizer = module, optimizer
-
-    def encoded(self, live: Flat | None = None) -> Tensor:
-        """The state as bytes, with the weights of `live` if given."""
-        module = self._module.state_dict()
-        if live is not None:
-            names = [name for name, weight in self._module.named_parameters() if weight.requires_grad]
-            module |= dict(zip(names, live.views, strict=True))
-        data = to_bytes({"module": module, "optimizer": self._optimizer.state_dict(), "consensus_weight": 1.0})
-        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-    def adopt(self, states: Sequence[Tensor]) -> None:
-        """Take the mean of these states."""
-        mean = mean_state([from_bytes(state.numpy().tobytes()) for state in states])
-        self._module.load_state_dict(mean["module"])
-        self._optimizer.load_state_dict(mean["optimizer"])
 
 
 def random_state() -> State:

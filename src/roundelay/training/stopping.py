@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the step, save, leave. Learners that step together agree on the last step first."""
+"""Ctrl-C and SIGTERM: finish the step, save, and end. Learners that step together first agree on the last step."""
 
 from __future__ import annotations
 
@@ -10,42 +10,46 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from types import FrameType
 
+from roundelay import threads
+
 
 class StopRequest:
-    """Counts the steps that were begun, and ends them when a signal asks for it.
+    """Counts the steps that the learner begins, and ends them after a request to stop.
 
     Args:
-        last_step: from the steps this learner has begun to the number with which all of its party end; may wait for them.
+        last_step: given the number of steps that this learner has begun, returns the number with which all learners that step
+            together end. It may wait for them, so it runs in a thread of its own.
     """
 
     def __init__(self, last_step: Callable[[int], int]) -> None:
         self._last_step = last_step
-        self._begun = self._asked_at = 0
+        self._begun = self._begun_at_request = 0
         self._limit: Future[int] = Future()
         self.requested = False
-        self._wake_up, self._waker = os.pipe()
-        threading.Thread(target=self._agree, name="roundelay-stop", daemon=True).start()
+        self._wake_reader, self._wake_writer = os.pipe()
+        threads.start("stop", self._agree)
 
     def listen(self) -> None:
-        """From now on signals ask to stop; Python hands them to the main thread only."""
+        """Make SIGINT and SIGTERM request a stop. Does nothing outside the main thread, which alone may set handlers."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._asked)
+            signal.signal(number, self._signalled)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
         self.request()
 
     def request(self) -> None:
-        """Stop. Safe in a signal handler: it takes no lock."""
+        """Ask the learner to stop. Safe in a signal handler, because it takes no lock."""
         if not self.requested:
-            self.requested = True  # first: a step that begins without seeing this has been counted before the next line
-            self._asked_at = self._begun
-            with contextlib.suppress(BrokenPipeError):  # after the last step there is nothing to stop
-                os.write(self._waker, b"!")
+            # Set the flag first: a step that does not see it was counted before the next line reads the count.
+            self.requested = True
+            self._begun_at_request = self._begun
+            with contextlib.suppress(BrokenPipeError):  # after `close` there is no step left to end
+                os.write(self._wake_writer, b"!")
 
     def begin_step(self) -> bool:
-        """Whether to take another step."""
+        """Whether to take another step. After a request, the first call waits until the last step is agreed on."""
         self._begun += 1
         if self.requested and self._begun > self._limit.result():
             self._begun -= 1
@@ -53,16 +57,16 @@ class StopRequest:
         return True
 
     def close(self) -> None:
-        """No step will follow."""
+        """End the thread. To be called after the last step."""
         if not self.requested:
-            os.write(self._waker, b".")
+            os.write(self._wake_writer, b".")
 
     def _agree(self) -> None:
-        os.read(self._wake_up, 1)
-        os.close(self._wake_up)
+        os.read(self._wake_reader, 1)
+        os.close(self._wake_reader)
         if not self.requested:
             return
         try:
-            self._limit.set_result(self._last_step(self._asked_at))
-        except BaseException as error:  # raised in the training thread
+            self._limit.set_result(self._last_step(self._begun_at_request))
+        except BaseException as error:  # the training thread raises it
             self._limit.set_exception(error)

@@ -1,10 +1,11 @@
-"""Learners of a run on this machine: one process each, which lives and dies on its own.
+"""The supervisor of a run starts one process per learner on this machine and watches them.
 
-torchrun ends all learners of a group when one fails; here the others go on, as far as their strategy lets them.
+torchrun ends all processes of a group when one of them fails. Here the other learners go on, as far as their strategy allows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -19,29 +20,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from roundelay.cluster.environment import host_store
+from roundelay.cluster.environment import LOOPBACK, host_store
+from roundelay.cluster.membership import Address
 from roundelay.cluster.rendezvous.messages import Message
 from roundelay.cluster.rendezvous.server import RendezvousServer, open_listener
-from roundelay.cluster.rendezvous.state import Address, RendezvousState
-from roundelay.training import run_directory
+from roundelay.cluster.rendezvous.state import RendezvousState
+from roundelay.training import recipes, run_directory
 from roundelay.training.config import Config
 from roundelay.training.display import Display
 from roundelay.training.metrics import JsonLines
-from roundelay.training.worker import ADDRESS, HOST, LOOPBACK, NUMBER
+from roundelay.training.worker import WorkerSpec
 from roundelay.transport.security import Security
 
 LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where learners meet and listen.
+class ConnectionSettings:
+    """How the learners of a run find and trust each other.
 
     Attributes:
-        security: what connections must prove to know.
-        rendezvous: where it is; without one the supervisor has it itself.
-        host: the interface on which everything here listens.
-        open_collectives: let sums over learners, which know no secret, go over that interface, too.
+        security: the secret of the run, and its certificate if it uses TLS.
+        rendezvous: address of the rendezvous; None lets the supervisor run it.
+        host: the interface that everything on this machine listens on.
+        open_collectives: allow collectives, which have no authentication, on an interface other than the loopback.
     """
 
     security: Security
@@ -51,217 +53,254 @@ class Place:
 
     @property
     def collectives_allowed(self) -> bool:
-        """On this machine only, or because somebody said so."""
+        """Whether Gloo and NCCL may be used."""
         return self.open_collectives or self.host == LOOPBACK
 
     @classmethod
-    def here(cls) -> Place:
-        """This machine, with a secret of its own."""
+    def on_this_machine(cls) -> ConnectionSettings:
+        """The loopback only, with a new secret."""
         return cls(Security(secrets.token_bytes(32)))
 
 
+class Worker:
+    """A worker process on this machine.
+
+    Args:
+        spec: sent to the process.
+        log: the file that the process writes its output to.
+        threads: how many threads torch may use, unless OMP_NUM_THREADS is set.
+    """
+
+    def __init__(self, spec: WorkerSpec, log: Path, threads: int) -> None:
+        self.log = log
+        inherited = {name: value for name, value in os.environ.items() if name not in spec.security}
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "roundelay.training.worker"],
+                env={"OMP_NUM_THREADS": str(threads)} | inherited,  # torch reads this variable when it is imported
+                stdin=subprocess.PIPE,  # stays open: it closes when this process ends, and the worker then stops
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C reaches the supervisor only, which passes it on once
+            )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the process has ended already, which `exit_code` tells
+            self._process.stdin.write(spec.to_line())
+            self._process.stdin.flush()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while the process runs; negative if a signal ended it."""
+        return self._process.poll()
+
+    def send(self, number: int) -> None:
+        """Send a signal if the process still runs."""
+        if self.exit_code is None:
+            self._process.send_signal(number)
+
+    def end(self) -> None:
+        """Kill the process if it still runs, and release its resources."""
+        self.send(signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def last_line(self) -> str:
+        """The last line of the log."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")
+
+
 class Supervisor:
-    """Starts learners on this machine, shows what they do, passes signals on, and says how it ended.
+    """Starts learners on this machine, shows their progress, passes signals on, and prints how the run ended.
 
     Args:
         config: of the run.
         folder: of the run.
-        resumed: the checkpoint to go on from.
-        place: where learners meet.
-        numbers: of the learners to start; None is one whose number the rendezvous will choose.
-        meanwhile: called a few times a second while learners run, such as to disturb them.
+        resume_at: samples seen at the checkpoint to resume from; None begins a new run.
+        settings: how learners find each other; by default everything stays on this machine.
+        learners: ids of the learners to start here; None stands for a learner whose id the rendezvous chooses.
+        meanwhile: called a few times a second while learners run, for example to disturb them.
+        resume_command: the command that continues this run; printed if the run ends early.
     """
 
     def __init__(
         self,
         config: Config,
         folder: Path,
-        resumed: int | None = None,
+        resume_at: int | None = None,
         *,
-        place: Place | None = None,
-        numbers: Sequence[int | None] | None = None,
+        settings: ConnectionSettings | None = None,
+        learners: Sequence[int | None] | None = None,
         meanwhile: Callable[[Supervisor], None] = lambda supervisor: None,
+        resume_command: str | None = None,
     ) -> None:
-        self.config, self.folder, self._resumed, self._meanwhile = config, folder, resumed, meanwhile
-        self._place = place or Place.here()
-        self._numbers = list(range(config.learners) if numbers is None else numbers)
+        self.config, self.folder, self._resume_at, self._meanwhile = config, folder, resume_at, meanwhile
+        self._settings = settings or ConnectionSettings.on_this_machine()
+        self._learners = list(range(config.learners) if learners is None else learners)
+        self._resume_command = resume_command or run_directory.resume_command(folder)
+        self._workers: dict[int, Worker] = {}
         self._running: set[int] = set()
-        self._signals: list[int] = []
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._failed: dict[int, str] = {}
-        self._logs: dict[int, Path] = {}
+        self._signals: list[int] = []
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._stopping = ""
+        self._stop_reason = ""
         self._server: RendezvousServer | None = None
-        self._address = self._place.rendezvous
+        self._rendezvous = self._settings.rendezvous
 
     def run(self) -> int:
-        """The exit code: 0 if the run was finished, 128 + signal if one stopped it, 1 if it failed."""
+        """Run until all learners have ended. Returns 0 if the run was finished, 128 + signal if one stopped it, else 1."""
         results = self.folder / run_directory.RESULTS
         store: object = None
-        if self._address is None:
+        if self._rendezvous is None:
             results.unlink(missing_ok=True)
             store = self._open_rendezvous()
-        before = {number: signal.signal(number, self._asked) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._signalled) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with Display(self.folder / run_directory.METRICS, self.config.learners) as display:
-                for index, number in enumerate(self._numbers):
-                    self.start(index if number is None else number, chosen=number is not None)
+                for index, learner in enumerate(self._learners):
+                    self.start(index if learner is None else learner, chosen=learner is not None)
                 self._watch(display)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            self._kill()
+            for worker in self._workers.values():
+                worker.end()
             if self._server is not None:
                 self._server.close()
             del store
         return self._verdict(finished=results.exists())
 
     def _open_rendezvous(self) -> object:
-        """Here, in this process; where it is stands in the run's directory, for learners that join later."""
+        """Run the rendezvous in this process, and write its address to the run's directory for learners that join later.
+
+        Returns the store of the process groups, which must be kept while learners run.
+        """
         info: Message = {"folder": str(self.folder.resolve())}
         store: object = None
-        if self._place.collectives_allowed and self.config.collective:
-            store, info["store"] = host_store(self._place.host)
-        desk = RendezvousState(time.monotonic, self._events.put, info)
-        self._server = RendezvousServer(open_listener(self._place.host), self._place.security, desk)
-        self._address = self._server.address
-        run_directory.write_rendezvous(self.folder, self._address, self._place.security)
+        if self._settings.collectives_allowed and self.config.collective:
+            store, info["store"] = host_store(self._settings.host)
+        state = RendezvousState(time.monotonic, self._events.put, info)
+        self._server = RendezvousServer(open_listener(self._settings.host), self._settings.security, state)
+        self._rendezvous = self._server.address
+        run_directory.write_rendezvous(self.folder, self._rendezvous, self._settings.security)
         return store
 
-    def start(self, number: int, *, chosen: bool = True) -> None:
-        """Start a learner, at the beginning or later; if its number is not `chosen`, the rendezvous will choose another."""
-        assert self._address is not None
-        if number in self._processes:
-            self._end(self._processes[number])
-        size = len(self._numbers)
-        threads = max(1, len(os.sched_getaffinity(0)) // size)
-        command = [sys.executable, "-m", "roundelay.training.worker", str(self.folder)]
-        command += [] if self._resumed is None else [str(self._resumed)]
-        own = {"LOCAL_RANK": str(number % size), "LOCAL_WORLD_SIZE": str(size), HOST: self._place.host}
-        own[ADDRESS] = "{}:{}".format(*self._address)
-        own["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
-        if chosen:
-            own[NUMBER] = str(number)
-        self._logs[number] = self.folder / "logs" / (f"learner-{number}.log" if chosen else f"{_stamp()}-{number}.log")
-        with self._logs[number].open("ab") as log:
-            self._processes[number] = subprocess.Popen(
-                command,
-                env=dict(os.environ) | self._place.security.environment() | own,
-                stdin=subprocess.PIPE,  # never written to: it closes when we are gone
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C comes to us, and we pass it on once
-            )
-        self._failed.pop(number, None)
-        self._running.add(number)
+    def start(self, learner: int, *, chosen: bool = True) -> None:
+        """Start a learner, at the beginning or later. If the id is not `chosen`, the rendezvous will choose another one."""
+        assert self._rendezvous is not None
+        if learner in self._workers:
+            self._workers[learner].end()
+        local_size = len(self._learners)
+        spec = WorkerSpec(
+            config=recipes.as_table(self.config),
+            folder=str(self.folder),
+            resume_at=self._resume_at,
+            rendezvous=self._rendezvous,
+            security=self._settings.security.environment(),
+            host=self._settings.host,
+            learner=learner if chosen else None,
+            local_rank=learner % local_size,
+            local_size=local_size,
+        )
+        # Until the rendezvous has chosen an id, the machine and the process tell the logs of several machines apart.
+        name = f"learner-{learner}" if chosen else f"{platform.node()}-{os.getpid()}-{learner}"
+        threads = max(1, len(os.sched_getaffinity(0)) // local_size)
+        self._workers[learner] = Worker(spec, self.folder / "logs" / f"{name}.log", threads)
+        self._failed.pop(learner, None)
+        self._running.add(learner)
 
-    def send(self, number: int, what: signal.Signals) -> None:
-        """Send a signal to learner `number`, if it still runs."""
-        if number in self._running and self._processes[number].poll() is None:
-            self._processes[number].send_signal(what)
+    def send(self, learner: int, number: signal.Signals) -> None:
+        """Send a signal to a learner if it still runs."""
+        if learner in self._running:
+            self._workers[learner].send(number)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM if len(self._signals) == 1 else signal.SIGKILL)
+        for worker in self._workers.values():
+            worker.send(signal.SIGTERM if len(self._signals) == 1 else signal.SIGKILL)
 
     def _watch(self, display: Display) -> None:
-        told = False
+        announced = False
         while self._running:
             time.sleep(LOOK_EVERY_S)
             self._meanwhile(self)
             display.update()
-            self._tell_events(display)
-            if self._signals and not told:
-                told = True
-                display.say("stopping: every learner finishes its step and saves (once more to kill them)")
-            for number in [number for number in self._running if self._processes[number].poll() is not None]:
-                self._running.discard(number)
-                if code := self._processes[number].returncode:
-                    self._lost(number, code, display)
-        self._tell_events(display)
+            self._show_events(display)
+            if self._signals and not announced:
+                announced = True
+                display.say("stopping: every learner finishes its step and saves; press Ctrl-C again to kill them")
+            for learner in [learner for learner in self._running if self._workers[learner].exit_code is not None]:
+                self._running.discard(learner)
+                if code := self._workers[learner].exit_code:
+                    self._lost(learner, code, display)
+        self._show_events(display)
 
-    def _lost(self, rank: int, code: int, display: Display) -> None:
+    def _lost(self, learner: int, code: int, display: Display) -> None:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        reason = f"{how}: {self._last_words(rank)}" if code > 0 else how
-        self._failed[rank] = reason
-        display.gone(rank, how)
+        reason = f"{how}: {self._workers[learner].last_line()}" if code > 0 else how
+        self._failed[learner] = reason
+        display.gone(learner, how)
         if self._server is not None:
-            self._server.died(rank, reason)
+            self._server.died(learner, reason)
         else:
-            display.say(f"learner {rank} died ({reason})")
+            display.say(f"learner {learner} died ({reason})")
 
-    def _tell_events(self, display: Display) -> None:
-        """To the terminal, and to the metrics."""
+    def _show_events(self, display: Display) -> None:
+        """Write the events of the rendezvous to the metrics, and show them."""
         while not self._events.empty():
             event = self._events.get()
-            if event["event"] == "left":  # in order: every run ends so
+            if event["event"] == "left":  # every learner leaves at the end of a run
                 continue
             sink = JsonLines(self.folder / run_directory.METRICS)
             sink.write(event | {"elapsed_s": display.elapsed_s, "samples_seen": display.samples_seen})
             sink.close()
             if event["event"] == "stopping":
-                self._stopping = event["reason"]
+                self._stop_reason = event["reason"]
             display.say(_sentence(event))
 
-    def _last_words(self, rank: int) -> str:
-        lines = self._logs[rank].read_text(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-
-    def _kill(self) -> None:
-        for process in self._processes.values():
-            self._end(process)
-
-    @staticmethod
-    def _end(process: subprocess.Popen[bytes]) -> None:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        if process.stdin:
-            process.stdin.close()
-
     def _verdict(self, *, finished: bool) -> int:
-        say = sys.stderr.write
-        if finished and not self._failed.keys() >= self._processes.keys():
-            results = json.loads((self.folder / run_directory.RESULTS).read_text())
-            for split in ("valid", "test"):
-                figures = ", ".join(f"{name} {value:.4f}" for name, value in results[split].items())
-                say(f"mean model, {split}: {figures}\n")
-            for number, reason in self._failed.items():
-                say(f"learner {number} was lost on the way ({reason}); its log: '{self._logs[number]}'\n")
-            problems = self.folder / run_directory.PROBLEMS
-            if problems.is_file():
-                count = len(problems.read_text(encoding="utf-8").splitlines())
-                say(f"{count} problems with the data, one line each: '{problems}'\n")
-            say(f"finished in {results['elapsed_s']:.1f} s: {self.folder / run_directory.MODEL}\n")
+        """Print how the run ended, and what to do next; return the exit code."""
+        say, again = sys.stderr.write, f"  {self._resume_command}\n"
+        if finished and not self._failed.keys() >= self._workers.keys():
+            say(self._summary())
             return 0
-        if self._stopping:
-            say(f"roundelay: error: {self._stopping}; the run was saved and stopped; go on with:\n")
-            say(f"  {run_directory.resume_command(self.folder)}\n")
+        if self._stop_reason:
+            say(f"roundelay: error: {self._stop_reason}; the run was saved and stopped; go on with:\n{again}")
             return 1
         if self._signals and not self._failed:
-            say(f"stopped and saved; go on with:\n  {run_directory.resume_command(self.folder)}\n")
+            say(f"stopped and saved; go on with:\n{again}")
             return 128 + self._signals[0]
         first = next(iter(self._failed), None)
-        told = f"learner {first} went first ({self._failed[first]})" if first is not None else "no learner finished it"
-        say(f"roundelay: error: the run ended early: {told}; logs are in '{self.folder / 'logs'}'\n")
+        why = "no learner finished it" if first is None else f"learner {first} was lost first ({self._failed[first]})"
+        say(f"roundelay: error: the run ended early: {why}; logs are in '{self.folder / 'logs'}'\n")
         if any((self.folder / "checkpoints").glob("*/manifest.json")):
-            say(f"go on from the last checkpoint with:\n  {run_directory.resume_command(self.folder)}\n")
+            say(f"go on from the last checkpoint with:\n{again}")
         return 128 + self._signals[0] if self._signals else 1
 
-
-def _stamp() -> str:
-    """For the logs of learners that do not know their number yet."""
-    return f"{platform.node()}-{os.getpid()}"
+    def _summary(self) -> str:
+        results = json.loads((self.folder / run_directory.RESULTS).read_text())
+        lines = []
+        for split in ("valid", "test"):
+            figures = ", ".join(f"{name} {value:.4f}" for name, value in results[split].items())
+            lines.append(f"mean model, {split}: {figures}")
+        for learner, reason in self._failed.items():
+            lines.append(f"learner {learner} was lost on the way ({reason}); its log: '{self._workers[learner].log}'")
+        problems = self.folder / run_directory.PROBLEMS
+        if problems.is_file():
+            count = len(problems.read_text(encoding="utf-8").splitlines())
+            lines.append(f"{count} problems with the data, one line each: '{problems}'")
+        lines.append(f"finished in {results['elapsed_s']:.1f} s: {self.folder / run_directory.MODEL}")
+        return "\n".join(lines) + "\n"
 
 
 def _sentence(event: Message) -> str:
-    who = "" if event["learner"] is None else f"learner {event['learner']} "
-    more = f" ({event['reason']})" if event["reason"] else ""
-    if event["event"] == "healed":
-        return f"healed after {event['seconds']:.1f} s: {event['living']} learners go on"
+    """The event as a line for the terminal."""
+    learner = "" if event["learner"] is None else f"learner {event['learner']} "
+    reason = f" ({event['reason']})" if event["reason"] else ""
+    if event["event"] == "recovered":
+        return f"recovered after {event['seconds']:.1f} s: {event['living']} learners go on"
     if event["event"] == "stopping":
         return f"stopping: {event['reason']}"
-    return f"{who}{event['event']}{more}; {event['living']} live"
+    return f"{learner}{event['event']}{reason}; {event['living']} live"

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
+from roundelay.cluster.endpoint import Endpoint
 from roundelay.cluster.environment import World
 from roundelay.cluster.rendezvous.client import RendezvousClient
-from roundelay.elastic import Company, Endpoint, Progress
+from roundelay.elastic import ElasticGroup, Progress, TrainingState
 from roundelay.errors import DivergedError, DroppedError, MembershipChangedError, PeerLostError
 from roundelay.learner import Learner
 from roundelay.training.audit import Audit
@@ -25,7 +26,7 @@ from roundelay.training.metrics import JsonLines, Meter, Sink, TensorBoard
 from roundelay.training.partition import Partition
 from roundelay.training.run_end import RunEnd
 from roundelay.training.slowdown import Slowdown
-from roundelay.training.state import Carried, Resumed, State, learner_state, restore, resumed_from
+from roundelay.training.state import Resumed, State, learner_state, restore, resumed_from
 from roundelay.training.step import TrainingStep
 from roundelay.training.stopping import StopRequest
 from roundelay.training.task import Batch, Task
@@ -67,7 +68,8 @@ class Trainer:
         check_judged_by(task, self.module)
         self.optimizer = optimizer_of(config.optimizer, task.parameter_groups(self.module))
         members = config.group_size or world.local_size
-        self.group = Company(config, client, endpoint, Carried(self.module, self.optimizer), members=members)
+        state = TrainingState(self.module, self.optimizer)
+        self.group = ElasticGroup(client, endpoint, state, group_size=members)
         self.id = self.group.id
         self.partition = self._partition()
         schedule = schedule_of(config, len(task), self.partition.samples)
@@ -144,10 +146,10 @@ class Trainer:
 
     def _take_part(self, saved: State | None) -> bool:
         """Train with the learners of this view until the end of the run, or until the membership changes."""
-        transport = self.group.enter(joins=not self._ready and not self.config.synchronous)
-        joined, self._ready = not self._ready, True
         strategy = strategy_of(self.config, self.world)
-        membership = self.group.term.membership
+        transport = self.group.connect(strategy, ready=self._ready)
+        joined, self._ready = not self._ready, True
+        membership = self.group.view.membership
         with Learner(self.module, self.optimizer, strategy, transport, membership) as self.learner, self._audited():
             self.learner.count_from(self._weight_steps)
             if saved is not None:
@@ -176,14 +178,14 @@ class Trainer:
 
     def _meet(self) -> None:
         """Synchronous learners meet. They go on from the first chunk that is not known to be used by all."""
-        start = self.group.meet(Progress(self._ready, self.position.first_unconfirmed, self._weight_steps))
-        self._weight_steps = self.group.furthest()
+        agreed = self.group.meet(Progress(self._ready, self.position.first_unconfirmed, self._weight_steps))
+        self._weight_steps = agreed.weight_steps
         self._update_partition()
         if self.partition.lockstep:
-            self.position.start, self.position.steps = start, 0
+            self.position.start, self.position.steps = agreed.first_unconfirmed, 0
 
     def _update_partition(self) -> None:
-        living = self.group.term.membership
+        living = self.group.view.membership
         self.world = replace(self.world, rank=living.position(self.id), size=living.size)
         self.partition = self.position.partition = self._partition()
 
@@ -258,7 +260,7 @@ class Trainer:
     def _evaluate_newest(self) -> None:
         """The first living learner evaluates what all learners have saved, while they train on."""
         now = time.perf_counter()
-        if self.id == min(self.group.term.membership.living) and now - self._looked_at > LOOK_FOR_CHECKPOINTS_S:
+        if self.id == min(self.group.view.membership.living) and now - self._looked_at > LOOK_FOR_CHECKPOINTS_S:
             self.evaluator.evaluate_newest(self.checkpoints.folder, self.world.device)
             self._looked_at = time.perf_counter()
             self._slowdown.begin(self.learner.waited_s)
@@ -275,7 +277,7 @@ class Trainer:
         if self.partition.lockstep:
             self._save(self.position.done)
         else:
-            self._save(self.client.mark(otherwise=max(self.position.used, default=-1) + 1))
+            self._save(self.client.stop_boundary(default=max(self.position.used, default=-1) + 1))
 
     def _finish(self) -> None:
         """Save at the end of the budget; then write the result."""

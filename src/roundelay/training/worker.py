@@ -1,64 +1,116 @@
-"""One learner process of a run: started by the supervisor, or by torchrun or Slurm as `roundelay train` itself."""
+"""One learner process of a run. The supervisor starts it, and sends it everything that it must know in one line on stdin.
+
+Under torchrun or Slurm there is no supervisor: `roundelay train` itself is the learner process.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
 import signal
 import socket
 import sys
-import threading
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from roundelay import threads
 from roundelay.cluster.endpoint import TcpEndpoint, WorldEndpoint
-from roundelay.cluster.environment import World, gather_bytes
+from roundelay.cluster.environment import LOOPBACK, World, gather_bytes, parsed_address
+from roundelay.cluster.membership import Address
 from roundelay.cluster.rendezvous.client import RendezvousClient
+from roundelay.cluster.rendezvous.members import RunSpec
 from roundelay.cluster.rendezvous.server import RendezvousServer, open_listener
-from roundelay.cluster.rendezvous.state import Address, RendezvousState
-from roundelay.elastic import run_of
+from roundelay.cluster.rendezvous.state import RendezvousState
 from roundelay.errors import LaunchError, RoundelayError
-from roundelay.training import checkpoint, run_directory
+from roundelay.training import checkpoint
 from roundelay.training.config import Config
-from roundelay.training.recipes import read_toml, resolve, task_of
+from roundelay.training.recipes import from_table, task_of
 from roundelay.training.trainer import Trainer
 from roundelay.transport.security import Security
 
-# What the supervisor tells a learner, beside the secret: where the rendezvous is, which number it wants, where to listen.
-ADDRESS, NUMBER, HOST = "ROUNDELAY_RENDEZVOUS", "ROUNDELAY_LEARNER", "ROUNDELAY_HOST"
-LOOPBACK = "127.0.0.1"
+LEARNER = "ROUNDELAY_LEARNER"  # a variable set for the task's own code, such as to name a file by the learner
 _ADDRESS_BYTES, _SECRET_BYTES = 64, 32
 
 
-def learn(folder: Path, place: int | None) -> bool:
-    """As a learner that the supervisor has started; True if the run was finished."""
-    config = resolve(read_toml(folder / run_directory.CONFIG))
-    security = Security.from_environment()
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What the supervisor tells a worker process.
+
+    It travels through a pipe, because the environment of a process is inherited by every command that the process starts,
+    and the specification holds the secret.
+
+    Attributes:
+        config: the configuration as plain values, checked by the supervisor.
+        folder: the run's directory.
+        resume_at: samples seen at the checkpoint to resume from; None begins a new run.
+        rendezvous: address of the rendezvous.
+        security: the secret of the run, as `Security.environment` gives it.
+        host: the interface to listen on.
+        learner: the id of this learner; None lets the rendezvous choose.
+        local_rank: rank among the learners of this machine.
+        local_size: number of learners on this machine.
+    """
+
+    config: dict[str, Any]
+    folder: str
+    resume_at: int | None
+    rendezvous: Address
+    security: dict[str, str]
+    host: str
+    learner: int | None
+    local_rank: int
+    local_size: int
+
+    def to_line(self) -> bytes:
+        """One line of JSON."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> WorkerSpec:
+        """Parse the line that `to_line` wrote."""
+        values = json.loads(line)
+        return cls(**values | {"rendezvous": tuple(values["rendezvous"])})
+
+
+def train_supervised(spec: WorkerSpec) -> bool:
+    """Train as a learner that the supervisor has started; True if the budget was used up.
+
+    Raises LaunchError if the strategy needs collectives and the rendezvous allows none.
+    """
+    config, folder = from_table(spec.config), Path(spec.folder)
+    security = Security.from_environment(spec.security)
     assert security is not None
-    task = task_of(config)  # before others count on this learner
-    number, local_size = os.environ.get(NUMBER), int(os.environ["LOCAL_WORLD_SIZE"])
-    with RendezvousClient(parsed_address(os.environ[ADDRESS]), security) as line:
-        store = line.ask_for_info().get("store")
+    task = task_of(config)  # may take long, so it comes before other learners wait for this one
+    with RendezvousClient(spec.rendezvous, security) as client:
+        store = client.ask_for_info().get("store")
         if config.collective and store is None:
             raise LaunchError(
-                f"{config.strategy} sums over learners by Gloo or NCCL, which know no secret; this rendezvous does not allow "
-                "that: start it with --open-collectives in a network you trust, or use adpsgd"
+                f"{config.strategy} sums over learners by Gloo or NCCL, which have no authentication, and this rendezvous does "
+                "not allow that: start it with --open-collectives in a network that you trust, or use adpsgd"
             )
-        host = os.environ.get(HOST, LOOPBACK)
-        door = TcpEndpoint(host, security, local_size, store if config.collective else None)
-        living = line.register(run_of(config), door.open(), None if number is None else int(number)).membership
-        assert line.id is not None
-        here = living.size if host == LOOPBACK else min(local_size, living.size)
-        world = World(living.position(line.id), living.size, int(os.environ["LOCAL_RANK"]), here)
-        resumed = None if place is None or line.joins else checkpoint.at(folder / "checkpoints", place)
-        return Trainer(config, folder, task, world, client=line, endpoint=door).run(resumed, joins=line.joins)
+        endpoint = TcpEndpoint(spec.host, security, spec.local_size, store if config.collective else None)
+        living = client.register(run_spec(config), endpoint.open(), spec.learner).membership
+        assert client.id is not None
+        os.environ[LEARNER] = str(client.id)
+        local_size = living.size if spec.host == LOOPBACK else min(spec.local_size, living.size)
+        world = World(living.position(client.id), living.size, spec.local_rank, local_size)
+        resume_at = None if client.joining else spec.resume_at  # a learner that joins takes its weights from the others
+        resumed = None if resume_at is None else checkpoint.at(folder / "checkpoints", resume_at)
+        trainer = Trainer(config, folder, task, world, client=client, endpoint=endpoint)
+        return trainer.run(resumed, joins=client.joining)
 
 
-def join(config: Config, folder: Path, world: World, place: int | None) -> bool:
-    """As one of the learners that torchrun or Slurm has started; learner 0 has the rendezvous."""
+def train_in_world(config: Config, folder: Path, world: World, resume_at: int | None) -> bool:
+    """Train as one of the learners that torchrun or Slurm has started; True if the budget was used up.
+
+    Learner 0 runs the rendezvous.
+    """
     drawn = gather_bytes(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
     security = Security.from_environment() or Security(drawn)
     one_machine = world.local_size == world.size
@@ -68,40 +120,39 @@ def join(config: Config, folder: Path, world: World, place: int | None) -> bool:
     address = gather_bytes(mine, _ADDRESS_BYTES)[0].rstrip(b"\0").decode()
     if listener:
         RendezvousServer(listener, security, RendezvousState(time.monotonic))
-    resumed = None if place is None else checkpoint.at(folder / "checkpoints", place)
-    with RendezvousClient(parsed_address(address), security) as line:
-        line.register(run_of(config, world.local_size), ("", 0), world.rank)
-        trainer = Trainer(
-            config, folder, task_of(config), world, client=line, endpoint=WorldEndpoint(world), elastic=False
-        )
+    resumed = None if resume_at is None else checkpoint.at(folder / "checkpoints", resume_at)
+    with RendezvousClient(parsed_address(address), security) as client:
+        client.register(run_spec(config, world.local_size), ("", 0), world.rank)
+        endpoint = WorldEndpoint(world)
+        trainer = Trainer(config, folder, task_of(config), world, client=client, endpoint=endpoint, elastic=False)
         return trainer.run(resumed)
 
 
-def parsed_address(text: str) -> Address:
-    """HOST:PORT. Raises LaunchError for anything else."""
-    host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isdecimal()):
-        raise LaunchError(f"an address is HOST:PORT, such as 10.0.0.1:29400, got '{text}'")
-    return host, int(port)
+def run_spec(config: Config, local_size: int | None = None) -> RunSpec:
+    """What the rendezvous must know about a run: synchronous learners stop together, super-learners each on their own."""
+    size = config.learners
+    members = size if config.synchronous else config.group_size or local_size or size
+    return RunSpec(size, tuple(learner // members for learner in range(size)), config.min_learners)
 
 
 def _stop_with_the_supervisor() -> None:
-    """The supervisor holds the other end of stdin; when that closes, it has gone, and the run is saved and ended."""
+    """Save and stop once the supervisor is gone: it holds the other end of stdin, which closes when its process ends."""
 
     def wait() -> None:
         os.read(sys.stdin.fileno(), 1)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=wait, name="roundelay-supervisor", daemon=True).start()
+    threads.start("supervisor-watch", wait)
 
 
-def main(folder: Path, place: int | None) -> int:
-    """A learner that the supervisor has started."""
+def main() -> int:
+    """Run the worker process; returns its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    spec = WorkerSpec.from_line(sys.stdin.buffer.readline())
     _stop_with_the_supervisor()
     try:
-        learn(folder, place)
+        train_supervised(spec)
     except RoundelayError as error:
         sys.stderr.write(f"roundelay: error: {error}\n")
         return 2
@@ -109,4 +160,4 @@ def main(folder: Path, place: int | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None))
+    sys.exit(main())

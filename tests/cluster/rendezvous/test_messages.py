@@ -5,7 +5,7 @@ import socket
 import pytest
 from hypothesis import given, strategies as st
 
-from roundelay.cluster.rendezvous.messages import LIMIT_BYTES, MessageBuffer, MessageLine, packed
+from roundelay.cluster.rendezvous.messages import LIMIT_BYTES, MessageBuffer, MessageConnection, packed
 from roundelay.errors import HandshakeError
 
 PLAIN = st.recursive(
@@ -18,10 +18,10 @@ PLAIN = st.recursive(
 @given(contents=st.lists(PLAIN, max_size=5), cuts=st.lists(st.integers(1, 40), min_size=1, max_size=30))
 def test_messages_survive_any_cutting_of_the_stream(contents, cuts):
     messages = [{"kind": "any", "content": content} for content in contents]
-    stream, inbox, got = b"".join(map(packed, messages)), MessageBuffer(), []
+    stream, buffer, got = b"".join(map(packed, messages)), MessageBuffer(), []
     at = 0
     for cut in [*cuts, len(stream)]:
-        got += inbox.feed(stream[at : at + cut])
+        got += buffer.feed(stream[at : at + cut])
         at += cut
     assert got == messages
 
@@ -36,22 +36,22 @@ def test_garbage_is_refused_or_waits_for_more(garbage):
 
 
 def test_an_oversized_message_is_refused_before_it_is_read():
-    with pytest.raises(HandshakeError, match="more than any learner sends"):
+    with pytest.raises(HandshakeError, match="the limit is"):
         MessageBuffer().feed((LIMIT_BYTES + 1).to_bytes(4, "big"))
 
 
-def test_a_line_keeps_what_has_no_room_and_gives_what_came_before_the_end():
+def test_a_connection_sends_later_what_the_socket_did_not_take_and_receives_what_came_before_the_end():
     here, there = socket.socketpair()
-    line, other = MessageLine(here), MessageLine(there)
+    connection, other = MessageConnection(here), MessageConnection(there)
     large = {"kind": "large", "text": "x" * 2**22}
-    line.send(large)
+    connection.send(large)
     got = []
     while not got:
         got += other.receive()
-        line.flush()
+        connection.flush()
     assert got == [large]
-    line.send({"kind": "last"})
-    line.close()
+    connection.send({"kind": "last"})
+    connection.close()
     assert other.receive() == [{"kind": "last"}]
     with pytest.raises(ConnectionError):
         other.receive()

@@ -6,53 +6,53 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from roundelay.cluster.rendezvous.state import AWAY_S, NEVER_FORMED, RendezvousState
-from roundelay.transport.heartbeats import BEAT_S, SILENCE_S
+from roundelay.transport.heartbeats import BEAT_S, LOST_AFTER_S
 
 
-class FakeLine:
-    """What a learner hears."""
+class FakeConnection:
+    """Records what a learner receives."""
 
     def __init__(self):
-        self.heard, self.open, self._count = [], True, 0
+        self.received, self.open, self._count = [], True, 0
 
     def send(self, message):
-        self.heard.append(message)
+        self.received.append(message)
 
-    def hang_up(self):
+    def shut_down(self):
         self.open = False
 
     def of(self, kind):
-        return [message for message in self.heard if message["kind"] == kind]
+        return [message for message in self.received if message["kind"] == kind]
 
 
-class Bureau:
-    """A desk, its clock, its events and the lines of learners."""
+class Rendezvous:
+    """A state, its clock, its events and the connections of learners."""
 
-    def __init__(self, expected, parties=None, minimum=1):
-        self.time, self.events, self.lines, self.numbers = 0.0, [], {}, {}
-        parties = list(range(expected) if parties is None else parties)
-        self.run = {"expected": expected, "parties": parties, "minimum": minimum}
-        self.desk = RendezvousState(lambda: self.time, self.events.append, {"folder": "here"})
+    def __init__(self, expected, stop_groups=None, min_learners=1):
+        self.time, self.events, self.connections, self.numbers = 0.0, [], {}, {}
+        stop_groups = list(range(expected) if stop_groups is None else stop_groups)
+        self.run = {"expected": expected, "stop_groups": stop_groups, "min_learners": min_learners}
+        self.state = RendezvousState(lambda: self.time, self.events.append, {"folder": "here"})
 
     def register(self, learner, generation=NEVER_FORMED, **more):
-        line = self.lines[learner] = FakeLine()
-        message = {"kind": "register", "n": 0, "id": learner, "address": ["host", 100], "generation": generation}
+        connection = self.connections[learner] = FakeConnection()
+        message = {"kind": "register", "request": 0, "id": learner, "address": ["host", 100], "generation": generation}
         message["run"] = self.run
-        self.desk.handle(line, message | more)
-        return line
+        self.state.handle(connection, message | more)
+        return connection
 
     def join(self, learner):
         self.register(learner)
-        self.desk.handle(self.lines[learner], {"kind": "arrived"})
+        self.state.handle(self.connections[learner], {"kind": "ready"})
 
     def ask(self, learner, kind, **content):
-        """The number of the question, whose answer may come later."""
+        """The number of the request, whose answer may come later."""
         number = self.numbers[learner] = self.numbers.get(learner, 0) + 1
-        self.desk.handle(self.lines[learner], {"kind": kind, "n": number} | content)
+        self.state.handle(self.connections[learner], {"kind": kind, "request": number} | content)
         return number
 
     def answer(self, learner, number):
-        answers = [m for m in self.lines[learner].of("answer") if m["n"] == number]
+        answers = [m for m in self.connections[learner].of("reply") if m["request"] == number]
         return answers[0] if answers else None
 
     def now(self, learner, kind, **content):
@@ -64,232 +64,234 @@ class Bureau:
         )
         return answer and answer["number"]
 
-    def wait(self, seconds, beating=()):
+    def wait(self, seconds, heartbeats_of=()):
         while seconds > 0:
             self.time += BEAT_S
             seconds -= BEAT_S
-            for learner in beating:
-                self.desk.handle(self.lines[learner], {"kind": "beat"})
-            self.desk.tick()
+            for learner in heartbeats_of:
+                self.state.handle(self.connections[learner], {"kind": "heartbeat"})
+            self.state.tick()
 
-    def told(self):
+    def reported(self):
         return [(event["event"], event["learner"]) for event in self.events]
 
 
 def formed(size, **options):
-    bureau = Bureau(size, **options)
+    rendezvous = Rendezvous(size, **options)
     for learner in range(size):
-        bureau.register(learner)
-    return bureau
+        rendezvous.register(learner)
+    return rendezvous
 
 
 def test_learners_that_begin_together_wait_for_each_other():
-    bureau = Bureau(2)
-    first = bureau.register(0)
-    assert not first.of("answer")
-    bureau.register(1)
-    (answer,) = first.of("answer")
+    rendezvous = Rendezvous(2)
+    first = rendezvous.register(0)
+    assert not first.of("reply")
+    rendezvous.register(1)
+    (answer,) = first.of("reply")
     assert (answer["id"], answer["generation"], sorted(answer["living"]), answer["info"]) == (
         0,
         0,
         ["0", "1"],
         {"folder": "here"},
     )
-    assert bureau.events == []
+    assert rendezvous.events == []
 
 
-def test_a_silent_learner_is_dropped_and_the_others_hear_of_the_next_generation():
-    bureau = formed(3)
-    bureau.wait(SILENCE_S + 2 * BEAT_S, beating=(0, 2))
-    assert bureau.told() == [("dropped", 1)]
-    assert not bureau.lines[1].open
-    (push,) = bureau.lines[0].of("membership")
+def test_a_silent_learner_is_dropped_and_the_others_receive_the_next_generation():
+    rendezvous = formed(3)
+    rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S, heartbeats_of=(0, 2))
+    assert rendezvous.reported() == [("dropped", 1)]
+    assert not rendezvous.connections[1].open
+    (push,) = rendezvous.connections[0].of("view")
     assert (push["generation"], sorted(push["living"])) == (1, ["0", "2"])
 
 
 def test_a_learner_whose_connection_broke_may_come_back_in_time():
-    bureau = formed(2)
-    bureau.desk.closed(bureau.lines[1])
-    bureau.wait(AWAY_S - BEAT_S, beating=(0,))
-    again = bureau.register(1, generation=0, living={}, used=[], total=None)
-    assert again.of("answer")[0]["generation"] == 0
-    bureau.wait(AWAY_S, beating=(0, 1))
-    assert bureau.events == []
+    rendezvous = formed(2)
+    rendezvous.state.closed(rendezvous.connections[1])
+    rendezvous.wait(AWAY_S - BEAT_S, heartbeats_of=(0,))
+    again = rendezvous.register(1, generation=0, living={}, used=[], total=None)
+    assert again.of("reply")[0]["generation"] == 0
+    rendezvous.wait(AWAY_S, heartbeats_of=(0, 1))
+    assert rendezvous.events == []
 
 
-def test_a_learner_that_stays_away_is_dead_and_told_so_when_it_wakes():
-    bureau = formed(2)
-    bureau.desk.closed(bureau.lines[1])
-    bureau.wait(AWAY_S + 2 * BEAT_S, beating=(0,))
-    assert bureau.told() == [("died", 1)]
-    again = bureau.register(1, generation=0, living={}, used=[], total=None)
-    assert "did not come back" in again.of("answer")[0]["dropped"]
-    assert bureau.desk.living == [0]
+def test_a_learner_that_stays_away_is_dead_and_learns_so_when_it_registers_again():
+    rendezvous = formed(2)
+    rendezvous.state.closed(rendezvous.connections[1])
+    rendezvous.wait(AWAY_S + 2 * BEAT_S, heartbeats_of=(0,))
+    assert rendezvous.reported() == [("died", 1)]
+    again = rendezvous.register(1, generation=0, living={}, used=[], total=None)
+    assert "did not come back" in again.of("reply")[0]["dropped"]
+    assert rendezvous.state.living == [0]
 
 
 def test_a_dead_learners_unfinished_chunk_goes_back_to_the_pool():
-    bureau = formed(2)
+    rendezvous = formed(2)
     for learner in (0, 1):
-        bureau.now(learner, "begin", total=4, used=[])
-    assert [bureau.draw(0, 0), bureau.draw(1, 0), bureau.draw(1, 1), bureau.draw(0, 1)] == [0, 1, 2, 3]
-    bureau.desk.died(1, "killed")
-    assert bureau.events[0]["returned"] == 1
-    assert [bureau.draw(0, 2), bureau.draw(0, 3)] == [2, None]
+        rendezvous.now(learner, "budget", total=4, used=[])
+    assert [rendezvous.draw(0, 0), rendezvous.draw(1, 0), rendezvous.draw(1, 1), rendezvous.draw(0, 1)] == [0, 1, 2, 3]
+    rendezvous.state.died(1, "killed")
+    assert rendezvous.events[0]["returned"] == 1
+    assert [rendezvous.draw(0, 2), rendezvous.draw(0, 3)] == [2, None]
 
 
-def test_a_patient_learner_waits_for_what_may_be_given_back():
-    bureau = formed(2)
+def test_a_patient_draw_waits_for_numbers_that_may_be_given_back():
+    rendezvous = formed(2)
     for learner in (0, 1):
-        bureau.now(learner, "begin", total=2, used=[])
-    assert [bureau.draw(0, 0), bureau.draw(1, 0)] == [0, 1]
-    question = bureau.ask(0, "draw", group=0, index=1, done=1, patient=True)
-    assert bureau.answer(0, question) is None
-    bureau.desk.died(1, "killed")
-    assert bureau.answer(0, question)["number"] == 1
-    assert bureau.now(0, "draw", group=0, index=2, done=2, patient=True)["number"] is None
+        rendezvous.now(learner, "budget", total=2, used=[])
+    assert [rendezvous.draw(0, 0), rendezvous.draw(1, 0)] == [0, 1]
+    request = rendezvous.ask(0, "draw", group=0, index=1, done=1, patient=True)
+    assert rendezvous.answer(0, request) is None
+    rendezvous.state.died(1, "killed")
+    assert rendezvous.answer(0, request)["number"] == 1
+    assert rendezvous.now(0, "draw", group=0, index=2, done=2, patient=True)["number"] is None
 
 
-def test_a_joining_learner_gets_the_next_number_and_the_others_hear_of_it():
-    bureau = formed(2)
-    line = bureau.lines["new"] = FakeLine()
-    message = {"kind": "register", "n": 1, "id": None, "address": ["h", 1], "generation": NEVER_FORMED}
-    bureau.desk.handle(line, message | {"run": bureau.run})
-    (answer,) = line.of("answer")
-    assert (answer["id"], sorted(answer["living"]), answer["joins"]) == (2, ["0", "1", "2"], True)
-    assert bureau.told() == []  # it may still take a while
-    bureau.desk.handle(line, {"kind": "arrived"})
-    assert bureau.told() == [("joined", 2)]
-    assert sorted(bureau.lines[0].of("membership")[0]["living"]) == ["0", "1", "2"]
+def test_a_joining_learner_gets_the_next_id_and_the_others_hear_of_it_once_it_is_ready():
+    rendezvous = formed(2)
+    connection = rendezvous.connections["new"] = FakeConnection()
+    message = {"kind": "register", "request": 1, "id": None, "address": ["h", 1], "generation": NEVER_FORMED}
+    rendezvous.state.handle(connection, message | {"run": rendezvous.run})
+    (answer,) = connection.of("reply")
+    assert (answer["id"], sorted(answer["living"]), answer["joining"]) == (2, ["0", "1", "2"], True)
+    assert rendezvous.reported() == []  # it may still take a while
+    rendezvous.state.handle(connection, {"kind": "ready"})
+    assert rendezvous.reported() == [("joined", 2)]
+    assert sorted(rendezvous.connections[0].of("view")[0]["living"]) == ["0", "1", "2"]
 
 
-def test_who_joins_a_meeting_of_synchronous_learners_arrives_by_meeting():
-    bureau = formed(2)
-    bureau.register(5)
-    question = bureau.ask(5, "meet", address=["host", 7], value="new", lost=[], generation=0)
-    assert bureau.told() == [("joined", 5)]
-    assert bureau.lines[0].of("membership")  # which has the others meet, too
+def test_a_joining_learner_that_waits_at_the_barrier_is_ready():
+    rendezvous = formed(2)
+    rendezvous.register(5)
+    request = rendezvous.ask(5, "barrier", address=["host", 7], value="new", lost=[], generation=0)
+    assert rendezvous.reported() == [("joined", 5)]
+    assert rendezvous.connections[0].of("view")  # so that the others come to the barrier as well
     for learner in (0, 1):
-        bureau.ask(learner, "meet", address=["host", 7], value="old", lost=[], generation=0)
-    assert bureau.answer(5, question)["values"] == {"0": "old", "1": "old", "5": "new"}
+        rendezvous.ask(learner, "barrier", address=["host", 7], value="old", lost=[], generation=0)
+    assert rendezvous.answer(5, request)["values"] == {"0": "old", "1": "old", "5": "new"}
 
 
-def test_who_is_lost_before_it_arrives_was_never_there():
-    bureau = formed(2)
-    bureau.register(5)
-    bureau.desk.closed(bureau.lines[5])
-    bureau.wait(SILENCE_S + 2 * BEAT_S, beating=(0, 1))
-    assert bureau.told() == []
-    assert bureau.desk.living == [0, 1]
+def test_a_joining_learner_that_is_lost_before_it_is_ready_is_never_reported():
+    rendezvous = formed(2)
+    rendezvous.register(5)
+    rendezvous.state.closed(rendezvous.connections[5])
+    rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S, heartbeats_of=(0, 1))
+    assert rendezvous.reported() == []
+    assert rendezvous.state.living == [0, 1]
 
 
-def test_a_learner_that_is_started_again_before_its_death_was_noticed_takes_its_own_place():
-    bureau = formed(2)
-    bureau.join(1)
-    assert bureau.told() == [("died", 1), ("joined", 1)]
-    assert bureau.desk.living == [0, 1]
+def test_a_learner_restarted_before_its_death_was_noticed_keeps_its_id():
+    rendezvous = formed(2)
+    rendezvous.join(1)
+    assert rendezvous.reported() == [("died", 1), ("joined", 1)]
+    assert rendezvous.state.living == [0, 1]
 
 
 def test_a_learner_that_leaves_with_a_failure_has_died():
-    bureau = formed(2)
-    bureau.desk.handle(bureau.lines[0], {"kind": "bye", "failure": ""})
-    bureau.desk.handle(bureau.lines[1], {"kind": "bye", "failure": "DivergedError: no finite gradient"})
-    assert bureau.told() == [("left", 0), ("died", 1)]
-    assert bureau.events[1]["reason"] == "DivergedError: no finite gradient"
+    rendezvous = formed(2)
+    rendezvous.state.handle(rendezvous.connections[0], {"kind": "leave", "failure": ""})
+    rendezvous.state.handle(
+        rendezvous.connections[1], {"kind": "leave", "failure": "DivergedError: no finite gradient"}
+    )
+    assert rendezvous.reported() == [("left", 0), ("died", 1)]
+    assert rendezvous.events[1]["reason"] == "DivergedError: no finite gradient"
 
 
-def test_healed_is_told_when_all_that_live_have_taken_the_change_up():
-    bureau = formed(3)
-    bureau.desk.died(2, "killed")
-    bureau.time += 0.25
-    bureau.desk.handle(bureau.lines[0], {"kind": "healed", "generation": 1})
-    assert bureau.told() == [("died", 2)]
-    bureau.desk.handle(bureau.lines[1], {"kind": "healed", "generation": 1})
-    assert bureau.told() == [("died", 2), ("healed", None)]
-    assert bureau.events[-1]["seconds"] == 0.25
+def test_recovered_is_reported_once_all_living_learners_have_adopted_the_change():
+    rendezvous = formed(3)
+    rendezvous.state.died(2, "killed")
+    rendezvous.time += 0.25
+    rendezvous.state.handle(rendezvous.connections[0], {"kind": "view_adopted", "generation": 1})
+    assert rendezvous.reported() == [("died", 2)]
+    rendezvous.state.handle(rendezvous.connections[1], {"kind": "view_adopted", "generation": 1})
+    assert rendezvous.reported() == [("died", 2), ("recovered", None)]
+    assert rendezvous.events[-1]["seconds"] == 0.25
 
 
-def test_a_meeting_begins_when_all_that_live_are_there_and_brings_their_values():
-    bureau = formed(3)
-    questions = {
-        learner: bureau.ask(learner, "meet", address=["host", 7], value=learner * 10, lost=[2], generation=0)
+def test_a_barrier_opens_when_all_living_learners_wait_and_gives_their_values():
+    rendezvous = formed(3)
+    requests = {
+        learner: rendezvous.ask(learner, "barrier", address=["host", 7], value=learner * 10, lost=[2], generation=0)
         for learner in (0, 1)
     }
-    assert bureau.answer(0, questions[0]) is None
-    bureau.desk.died(2, "killed")
-    answer = bureau.answer(0, questions[0])
+    assert rendezvous.answer(0, requests[0]) is None
+    rendezvous.state.died(2, "killed")
+    answer = rendezvous.answer(0, requests[0])
     assert answer["values"] == {"0": 0, "1": 10}
-    assert answer == bureau.answer(1, questions[1]) | {"n": questions[0]}
-    assert answer["generation"] == 2  # one for the death, one for the meeting
+    assert answer == rendezvous.answer(1, requests[1]) | {"request": requests[0]}
+    assert answer["generation"] == 2  # one for the death, one for the barrier
 
 
-def test_of_two_living_learners_that_cannot_reach_each_other_one_goes():
-    bureau = formed(3)
+def test_of_two_learners_that_cannot_reach_each_other_one_is_dropped():
+    rendezvous = formed(3)
     lost = {0: [1], 1: [0], 2: []}
-    questions = {
-        learner: bureau.ask(learner, "meet", address=["host", 7], value=None, lost=lost[learner], generation=0)
+    requests = {
+        learner: rendezvous.ask(learner, "barrier", address=["host", 7], value=None, lost=lost[learner], generation=0)
         for learner in lost
     }
-    assert bureau.told() == [("dropped", 1)]
-    assert sorted(bureau.answer(0, questions[0])["living"]) == ["0", "2"]
+    assert rendezvous.reported() == [("dropped", 1)]
+    assert sorted(rendezvous.answer(0, requests[0])["living"]) == ["0", "2"]
 
 
-def test_nobody_is_blamed_for_what_its_forerunner_did():
-    bureau = formed(2)
-    bureau.desk.died(1, "killed")
-    bureau.join(1)
-    question = bureau.ask(0, "meet", address=["host", 7], value=None, lost=[1], generation=0)
-    bureau.ask(1, "meet", address=["host", 7], value=None, lost=[], generation=2)
-    assert sorted(bureau.answer(0, question)["living"]) == ["0", "1"]
+def test_a_restarted_learner_is_not_dropped_because_its_predecessor_was_lost():
+    rendezvous = formed(2)
+    rendezvous.state.died(1, "killed")
+    rendezvous.join(1)
+    request = rendezvous.ask(0, "barrier", address=["host", 7], value=None, lost=[1], generation=0)
+    rendezvous.ask(1, "barrier", address=["host", 7], value=None, lost=[], generation=2)
+    assert sorted(rendezvous.answer(0, request)["living"]) == ["0", "1"]
 
 
-def test_a_party_ends_with_the_furthest_step_that_one_of_it_has_begun():
-    bureau = formed(4, parties=[0, 0, 1, 1])
-    first = bureau.ask(0, "last_step", begun=7)
-    other = bureau.ask(2, "last_step", begun=3)
-    assert bureau.now(3, "last_step", begun=1)["number"] == 3
-    assert bureau.answer(2, other)["number"] == 3
-    assert bureau.answer(0, first) is None
-    assert bureau.now(1, "last_step", begun=9)["number"] == 9
-    assert bureau.answer(0, first)["number"] == 9
+def test_a_stop_group_ends_with_the_furthest_step_that_one_of_it_has_begun():
+    rendezvous = formed(4, stop_groups=[0, 0, 1, 1])
+    first = rendezvous.ask(0, "last_step", begun=7)
+    other = rendezvous.ask(2, "last_step", begun=3)
+    assert rendezvous.now(3, "last_step", begun=1)["number"] == 3
+    assert rendezvous.answer(2, other)["number"] == 3
+    assert rendezvous.answer(0, first) is None
+    assert rendezvous.now(1, "last_step", begun=9)["number"] == 9
+    assert rendezvous.answer(0, first)["number"] == 9
 
 
-def test_a_learner_that_is_gone_stops_nobody_from_stopping():
-    bureau = formed(2, parties=[0, 0])
-    question = bureau.ask(0, "last_step", begun=5)
-    bureau.desk.died(1, "killed")
-    assert bureau.answer(0, question)["number"] == 5
+def test_a_lost_learner_does_not_keep_the_others_from_stopping():
+    rendezvous = formed(2, stop_groups=[0, 0])
+    request = rendezvous.ask(0, "last_step", begun=5)
+    rendezvous.state.died(1, "killed")
+    assert rendezvous.answer(0, request)["number"] == 5
 
 
-def test_all_that_stop_hear_one_mark():
-    bureau = formed(2)
-    bureau.now(0, "begin", total=10, used=[])
-    bureau.draw(0, 0)
-    assert bureau.now(0, "mark")["number"] == 1
-    bureau.draw(0, 1)
-    assert bureau.now(1, "mark")["number"] == 1
+def test_all_learners_that_stop_get_the_same_boundary():
+    rendezvous = formed(2)
+    rendezvous.now(0, "budget", total=10, used=[])
+    rendezvous.draw(0, 0)
+    assert rendezvous.now(0, "stop_boundary")["number"] == 1
+    rendezvous.draw(0, 1)
+    assert rendezvous.now(1, "stop_boundary")["number"] == 1
 
 
-def test_with_fewer_than_the_minimum_the_run_is_stopped():
-    bureau = formed(3, minimum=2)
-    bureau.desk.died(2, "killed")
-    assert not bureau.lines[0].of("stop")
-    bureau.desk.died(1, "killed")
-    (stop,) = bureau.lines[0].of("stop")
+def test_with_fewer_than_min_learners_the_run_is_stopped():
+    rendezvous = formed(3, min_learners=2)
+    rendezvous.state.died(2, "killed")
+    assert not rendezvous.connections[0].of("stop")
+    rendezvous.state.died(1, "killed")
+    (stop,) = rendezvous.connections[0].of("stop")
     assert stop["reason"] == "1 learners live, fewer than the 2 that the run needs"
 
 
-def test_a_restarted_rendezvous_is_rebuilt_from_what_learners_tell():
-    bureau = Bureau(3)
+def test_a_restarted_rendezvous_rebuilds_its_state_from_the_learners():
+    rendezvous = Rendezvous(3)
     living = {str(learner): ["host", learner] for learner in range(3)}
-    told = {"living": living, "total": 6}
-    bureau.register(0, generation=4, used=[0, 3], **told)
-    assert bureau.lines[0].of("answer")[0]["generation"] == 5
-    question = bureau.ask(0, "draw", group=0, index=0, done=0, patient=False)
-    assert bureau.answer(0, question) is None  # learners 1 and 2 have not told yet what they have used
-    bureau.register(1, generation=4, used=[1], **told)
-    bureau.wait(AWAY_S + 2 * BEAT_S, beating=(0, 1))
-    assert bureau.told() == [("died", 2)]
-    assert bureau.answer(0, question)["number"] == 2
+    known = {"living": living, "total": 6}
+    rendezvous.register(0, generation=4, used=[0, 3], **known)
+    assert rendezvous.connections[0].of("reply")[0]["generation"] == 5
+    request = rendezvous.ask(0, "draw", group=0, index=0, done=0, patient=False)
+    assert rendezvous.answer(0, request) is None  # learners 1 and 2 have not said yet what they have used
+    rendezvous.register(1, generation=4, used=[1], **known)
+    rendezvous.wait(AWAY_S + 2 * BEAT_S, heartbeats_of=(0, 1))
+    assert rendezvous.reported() == [("died", 2)]
+    assert rendezvous.answer(0, request)["number"] == 2
 
 
 EVENTS = st.lists(
@@ -299,27 +301,27 @@ EVENTS = st.lists(
 
 @settings(max_examples=150)
 @given(events=EVENTS, total=st.integers(1, 25))
-def test_whatever_happens_every_number_is_done_and_generations_grow(events, total):  # noqa: PLR0912
+def test_whatever_happens_every_number_is_used_and_generations_grow(events, total):  # noqa: PLR0912
     """Learners draw, die, freeze and join at random; those that are left at the end do what is left."""
-    bureau = formed(3)
+    rendezvous = formed(3)
     for learner in range(3):
-        bureau.now(learner, "begin", total=total, used=[])
+        rendezvous.now(learner, "budget", total=total, used=[])
     asked, frozen, done = dict.fromkeys(range(3), 0), set(), set()
     generations = [0]
 
     def draw(learner):
-        number = bureau.draw(learner, asked[learner])
+        number = rendezvous.draw(learner, asked[learner])
         if number is not None:
             asked[learner] += 1
             under_way[learner] = number
 
     under_way = {}
     for event, which in events:
-        active = [learner for learner in bureau.desk.living if learner not in frozen]
+        active = [learner for learner in rendezvous.state.living if learner not in frozen]
         learner = active[which % len(active)] if active else None
-        if event == "join" and len(bureau.desk.living) < 6:
+        if event == "join" and len(rendezvous.state.living) < 6:
             number = max([*asked, 2]) + 1
-            bureau.join(number)
+            rendezvous.join(number)
             asked[number] = 0
         elif learner is None:
             continue
@@ -327,30 +329,30 @@ def test_whatever_happens_every_number_is_done_and_generations_grow(events, tota
             if learner in under_way:
                 done.add(under_way.pop(learner))
             draw(learner)
-        elif event == "die" and len(bureau.desk.living) > 1:
+        elif event == "die" and len(rendezvous.state.living) > 1:
             under_way.pop(learner, None)
-            bureau.desk.died(learner, "killed")
+            rendezvous.state.died(learner, "killed")
         elif event == "leave" and len(active) > 1 and learner not in under_way:
-            bureau.desk.handle(bureau.lines[learner], {"kind": "bye", "failure": ""})
+            rendezvous.state.handle(rendezvous.connections[learner], {"kind": "leave", "failure": ""})
         elif event == "freeze" and len(active) > 1:
             frozen.add(learner)
             under_way.pop(learner, None)
         elif event == "wait":
-            bureau.wait(SILENCE_S + 2 * BEAT_S, beating=active)
-        generations.append(bureau.desk.generation)
-    bureau.wait(SILENCE_S + 2 * BEAT_S, beating=[i for i in bureau.desk.living if i not in frozen])
-    assert not frozen.intersection(bureau.desk.living)
-    for learner in bureau.desk.living:
+            rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S, heartbeats_of=active)
+        generations.append(rendezvous.state.generation)
+    rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S, heartbeats_of=[i for i in rendezvous.state.living if i not in frozen])
+    assert not frozen.intersection(rendezvous.state.living)
+    for learner in rendezvous.state.living:
         if learner in under_way:
             done.add(under_way.pop(learner))
-    if not bureau.desk.living:
+    if not rendezvous.state.living:
         return
-    last = bureau.desk.living[0]
-    for learner in bureau.desk.living[1:]:  # what they have done is told with their next question
-        bureau.ask(learner, "draw", group=learner, index=asked[learner], done=asked[learner], patient=False)
-    for learner in bureau.desk.living[1:]:
-        bureau.desk.died(learner, "killed")
-    while (number := bureau.draw(last, asked[last])) is not None:
+    last = rendezvous.state.living[0]
+    for learner in rendezvous.state.living[1:]:  # their next request says what they have done
+        rendezvous.ask(learner, "draw", group=learner, index=asked[learner], done=asked[learner], patient=False)
+    for learner in rendezvous.state.living[1:]:
+        rendezvous.state.died(learner, "killed")
+    while (number := rendezvous.draw(last, asked[last])) is not None:
         done.add(number)
         asked[last] += 1
     assert done == set(range(total))
@@ -358,12 +360,12 @@ def test_whatever_happens_every_number_is_done_and_generations_grow(events, tota
 
 
 @pytest.mark.parametrize(
-    "message", [{"kind": "draw", "n": 1}, {"kind": "register", "n": 1, "id": "x", "generation": "y"}]
+    "message", [{"kind": "draw", "request": 1}, {"kind": "register", "request": 1, "id": "x", "generation": "y"}]
 )
-def test_a_message_without_what_it_needs_raises_and_changes_nothing(message):
-    bureau = formed(2)
-    bureau.now(0, "begin", total=3, used=[])
+def test_a_message_without_a_required_field_raises_and_changes_nothing(message):
+    rendezvous = formed(2)
+    rendezvous.now(0, "budget", total=3, used=[])
     with pytest.raises((KeyError, TypeError, ValueError, IndexError)):
-        bureau.desk.handle(bureau.lines[0], message)
-    assert bureau.desk.living == [0, 1]
-    assert bureau.draw(1, 0) == 0  # and what others ask is answered
+        rendezvous.state.handle(rendezvous.connections[0], message)
+    assert rendezvous.state.living == [0, 1]
+    assert rendezvous.draw(1, 0) == 0  # and what others ask is answered

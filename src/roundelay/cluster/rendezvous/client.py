@@ -1,108 +1,75 @@
-"""A learner's line to the rendezvous: one thread, which owns its socket.
-
-A learner that loses the line goes on training, and comes back on its own.
-"""
+"""What a learner asks of the rendezvous. A learner that loses the rendezvous goes on training and reconnects by itself."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import queue
-import selectors
-import socket
-import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import Future
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-from roundelay.cluster.membership import Membership
-from roundelay.cluster.rendezvous.messages import Message, MessageLine
+from roundelay.cluster.membership import Address, View
+from roundelay.cluster.rendezvous.budget import LocalBudget
+from roundelay.cluster.rendezvous.connection import PATIENCE_S, ReconnectingConnection
+from roundelay.cluster.rendezvous.members import NEVER_FORMED, RunSpec
+from roundelay.cluster.rendezvous.messages import Message, MessageConnection
 from roundelay.cluster.rendezvous.server import RENDEZVOUS
-from roundelay.cluster.rendezvous.state import NEVER_FORMED, Address, Run
 from roundelay.errors import DroppedError, HandshakeError, RendezvousLostError
 from roundelay.transport import handshake
 from roundelay.transport.handshake import Hello, Purpose
-from roundelay.transport.heartbeats import BEAT_S, SILENCE_S, SILENT
 from roundelay.transport.security import Security
 
 log = logging.getLogger("roundelay")
 
-_ASKED_AGAIN = ("begin", "last_step", "mark", "meet")  # questions that wait until the rendezvous is back, for a while
-PATIENCE_S = 300.0  # with a rendezvous that is away, to train on
-STOPPING_S = 5.0  # the same, when the run is to stop anyway
-
-
-@dataclass(frozen=True)
-class View:
-    """Who takes part from now on.
-
-    Attributes:
-        membership: their numbers, and how often it has changed.
-        addresses: where they are.
-        values: what each brought to the meeting that began this term.
-    """
-
-    membership: Membership
-    addresses: dict[int, Address]
-    values: dict[int, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, message: Message) -> View:
-        """From an answer of the rendezvous."""
-        addresses = {int(learner): (str(host), int(port)) for learner, (host, port) in message["living"].items()}
-        values = {int(learner): value for learner, value in message.get("values", {}).items()}
-        return cls(Membership(tuple(sorted(addresses)), int(message["generation"])), addresses, values)
+STOPPING_S = 5.0  # how long a learner that is to stop waits for a rendezvous that is away
 
 
 class RendezvousClient:
-    """A learner's line to the rendezvous.
+    """A learner's client of the rendezvous.
+
+    Every method that asks something waits for the reply. It raises DroppedError if the run goes on without this learner,
+    and RendezvousLostError if the rendezvous is away for longer than `PATIENCE_S`.
 
     Args:
-        address: where it is.
-        security: the run's.
-        on_term: hears of every new membership, from the line's thread.
-        on_stop: hears why the run is to be saved and stopped.
+        address: of the rendezvous.
+        security: the secret of the run.
+        on_view: called with every new view and the reason for the change, in the connection's thread.
+        on_stop: called with the reason when the run is to be saved and stopped, in the connection's thread.
+
+    Attributes:
+        id: this learner's id; None before `register`.
+        info: what the rendezvous knows about the run, such as its directory.
+        view: the newest view; None before `register`.
+        joining: whether the run was under way when this learner registered. The others hear of it after `ready`.
+        elapsed_s: how long the run had lasted when this learner registered.
+        given: how far the budget was drawn then.
     """
 
     def __init__(
         self,
         address: Address,
         security: Security,
-        on_term: Callable[[View, str], None] = lambda term, reason: None,
+        on_view: Callable[[View, str], None] = lambda view, reason: None,
         on_stop: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._address, self._security = address, security
-        self.on_term, self.on_stop = on_term, on_stop
+        self.on_view, self.on_stop = on_view, on_stop
         self.id: int | None = None
         self.info: Message = {}
-        self.elapsed_s, self.given = 0.0, 0  # of the run and of its budget, when this learner registered
-        self.joins = False  # the others are under way, and hear of this learner when it has arrived
-        self.term: View | None = None
-        self._mine: Address = ("", 0)
-        self._run_told: Message = {}
-        self._total: int | None = None
-        self._used: list[int] = []  # numbers drawn, or used before
-        self._lock = threading.Lock()
-        self._questions: dict[int, tuple[Message, Future[Message]]] = {}
-        self._count = 0
-        self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._dropped: str | None = None
-        self._connected, self._away_since = False, 0.0
-        self._leaving = self._closing = False
+        self.view: View | None = None
+        self.joining = False
+        self.elapsed_s, self.given = 0.0, 0
+        self._own_address: Address = ("", 0)
+        self._run: Message = {}
+        self._budget = LocalBudget()
         try:
-            self._line = self._connect()
+            self._connection = ReconnectingConnection(self._connect, self._received, self._register_again)
         except HandshakeError:
             raise
         except OSError as error:
             raise RendezvousLostError(f"cannot reach the rendezvous at {address[0]}:{address[1]}: {error}") from error
-        self._wake, self._waker = socket.socketpair()
-        self._wake.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="roundelay-line", daemon=True)
-        self._thread.start()
 
     def __enter__(self) -> RendezvousClient:
         return self
@@ -112,267 +79,179 @@ class RendezvousClient:
     ) -> None:
         self.close("" if error is None else f"{type(error).__name__}: {error}")
 
-    # What a learner asks -----------------------------------------------------------------------------------------------------
+    def close(self, failure: str = "") -> None:
+        """Leave the run and close the connection. An empty `failure` means that this learner has finished its part."""
+        self._connection.close({"kind": "leave", "failure": failure})
+
+    def check(self) -> None:
+        """Raise DroppedError if the run goes on without this learner."""
+        if self._connection.dropped is not None:
+            raise DroppedError(self._connection.dropped)
+
+    # Membership ----------------------------------------------------------------------------------------------------------
 
     def ask_for_info(self) -> Message:
-        """What the rendezvous tells of the run, without taking part in it."""
-        info: Message = self._ask("info")["info"]
+        """What the rendezvous knows about the run; needs no registration."""
+        info: Message = self._connection.ask("info")["info"]
         return info
 
-    def register(self, run: Run, mine: Address, wanted: int | None) -> View:
-        """Take part as learner `wanted`, or as a new one; waits until all that begin together are here."""
-        self._run_told, self._mine, self._dropped = asdict(run), mine, None
-        answer = self._ask("register", id=wanted, address=mine, generation=NEVER_FORMED, run=self._run_told)
-        self.id, self.info, self.term = int(answer["id"]), answer["info"], View.of(answer)
-        self.joins = bool(answer["joins"])
-        self.elapsed_s, self.given = float(answer["elapsed_s"]), int(answer["given"])
-        return self.term
+    def register(self, run: RunSpec, address: Address, wanted: int | None) -> View:
+        """Take part as learner `wanted`, or with an id that the rendezvous chooses.
 
-    def begin(self, total: int, used: Sequence[int]) -> None:
-        """Say what the budget is, and which numbers of it an earlier part of this run has used."""
-        if self._total is None:
-            self._total, self._used = total, list(used)
-            self._ask("begin", total=total, used=self._used)
-
-    def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:
-        """The number that counts the budget for this step; None when it is used up.
+        Waits until all learners that begin together have registered.
 
         Args:
-            group: which draws.
-            index: its next draw; asked for again, it is the same.
-            done: how many of its draws are part of its weights; the others come back to the pool if it is lost.
-            patient: wait for what may come back.
-
-        While the rendezvous is away, numbers are those that are this learner's by its place among the living.
+            run: the same from every learner.
+            address: where this learner listens for peers.
+            wanted: the id.
         """
-        try:
-            answer = self._ask("draw", group=group, index=index, done=done, patient=patient)
-            number = answer["number"]
-        except ConnectionError:
-            number = self._next_own()
-        if number is not None:
-            self._used.append(number)
-        return None if number is None else int(number)
+        self._run = asdict(run)
+        return self._register(address, wanted)
 
-    def last_step(self, begun: int) -> int:
-        """Having begun so many steps, how many to end with; waits until all of the same party have said how many they have."""
-        try:
-            return int(self._ask("last_step", STOPPING_S, begun=begun)["number"])
-        except ConnectionError:
-            return begun
+    def rejoin(self, address: Address) -> View:
+        """Register again after DroppedError, with the same id."""
+        return self._register(address, self.id)
 
-    def mark(self, otherwise: int) -> int:
-        """Where the budget stood when the first learner asked this: one name for what all save when they stop."""
-        try:
-            return int(self._ask("mark", STOPPING_S)["number"])
-        except ConnectionError:
-            return otherwise
+    def _register(self, address: Address, wanted: int | None) -> View:
+        self._own_address, self._connection.dropped = address, None
+        reply = self._ask("register", id=wanted, address=address, generation=NEVER_FORMED, run=self._run)
+        self.id, self.info, self.view = int(reply["id"]), reply["info"], View.from_message(reply)
+        self.joining = bool(reply["joining"])
+        self.elapsed_s, self.given = float(reply["elapsed_s"]), int(reply["given"])
+        return self.view
 
-    def meet(
+    def ready(self) -> None:
+        """Say that this learner, which joins, can be reached by its peers."""
+        self.joining = False
+        self._connection.send({"kind": "ready"})
+
+    def confirm_view(self) -> None:
+        """Say that this learner trains with the newest view."""
+        if self.view is not None:
+            self._connection.send({"kind": "view_adopted", "generation": self.view.membership.generation})
+
+    def barrier(
         self,
         generation: int,
         value: Any = None,  # noqa: ANN401
         lost: Sequence[int] = (),
-        mine: Address | None = None,
+        address: Address | None = None,
     ) -> View:
-        """Wait until all living learners are here.
+        """Wait until all living learners are at the barrier; they form the next generation.
 
         Args:
-            generation: in which this learner was until now.
-            value: what all will hear of it.
-            lost: those of that generation that it cannot reach any more.
-            mine: where it will be found from now on, if not where it was.
+            generation: the generation of this learner until now.
+            value: any JSON value; every learner finds all values in the view.
+            lost: peers of that generation that this learner cannot reach any more.
+            address: where this learner listens from now on, if that has changed.
         """
-        self._mine = mine or self._mine
-        answer = self._ask("meet", value=value, lost=list(lost), generation=generation, address=self._mine)
-        self.term = View.of(answer)
-        return self.term
+        self._own_address = address or self._own_address
+        reply = self._ask(
+            "barrier", repeat=True, value=value, lost=list(lost), generation=generation, address=self._own_address
+        )
+        self.view = View.from_message(reply)
+        return self.view
 
-    def arrived(self) -> None:
-        """This learner, which joins, is ready for the others."""
-        self._tell({"kind": "arrived"})
+    # Budget --------------------------------------------------------------------------------------------------------------
 
-    def healed(self) -> None:
-        """This learner goes on with the newest membership."""
-        if self.term is not None:
-            self._tell({"kind": "healed", "generation": self.term.membership.generation})
+    def declare_budget(self, total: int, used: Sequence[int]) -> None:
+        """Say how large the budget is, and which of its numbers an earlier part of this run has used."""
+        if self._budget.total is None:
+            self._budget.total, self._budget.used = total, list(used)
+            self._ask("budget", repeat=True, total=total, used=self._budget.used)
 
-    def check(self) -> None:
-        """Raise DroppedError if the others go on without this learner."""
-        if self._dropped is not None:
-            raise DroppedError(self._dropped)
+    def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:
+        """The next number of the budget; None if all are used.
 
-    def close(self, failure: str = "") -> None:
-        """Say goodbye, with the reason if it is a bad one."""
-        if self._leaving:
-            return
-        self._leaving = True
-        self._outbox.put({"kind": "bye", "failure": failure})
-        self._closing = True
-        self._poke()
-        self._thread.join()
+        While the rendezvous is away, this learner takes the numbers that are its own by its position among the living.
 
-    def _next_own(self) -> int | None:
-        assert self.term is not None
-        assert self._total is not None
-        membership, taken = self.term.membership, set(self._used)
-        place = membership.position(self.id) if self.id in membership.living else 0
-        start = max(taken, default=-1) + 1
-        own = range(start + (place - start) % membership.size, self._total, membership.size)
-        return next((number for number in own if number not in taken), None)
+        Args:
+            group: the group of learners that draws; all its members get the same numbers.
+            index: which draw of the group this is; asked again, it gives the same number.
+            done: how many draws of the group its weights include. The others are given out again if it is lost.
+            patient: if all numbers are given out, wait until none can be given back any more.
+        """
+        try:
+            number = self._ask("draw", group=group, index=index, done=done, patient=patient)["number"]
+        except RendezvousLostError:
+            assert self.id is not None
+            assert self.view is not None
+            number = self._budget.next_own(self.id, self.view.membership)
+        if number is None:
+            return None
+        self._budget.used.append(number)
+        return int(number)
 
-    def _ask(self, kind: str, patience_s: float = PATIENCE_S, **content: Any) -> Message:  # noqa: ANN401
-        """The answer. Raises RendezvousLostError if it is away for too long, DroppedError if it knows us no more."""
-        future: Future[Message] = Future()
-        with self._lock:
-            if self._dropped is not None:
-                raise DroppedError(self._dropped)
-            if kind == "draw" and not self._connected:
-                raise RendezvousLostError("the rendezvous is away")
-            self._count += 1
-            message = {"kind": kind, "n": self._count} | content
-            self._questions[self._count] = message, future
-        self._tell(message)
-        answer = self._waited_for(future, patience_s)
-        if "dropped" in answer:
-            raise DroppedError(answer["dropped"])
-        return answer
+    # Stopping ------------------------------------------------------------------------------------------------------------
 
-    def _waited_for(self, future: Future[Message], patience_s: float) -> Message:
-        """However long it takes, as long as the rendezvous is there."""
-        while True:
-            try:
-                return future.result(timeout=BEAT_S)
-            except TimeoutError:
-                if not self._connected and time.monotonic() - self._away_since > patience_s:
-                    raise RendezvousLostError(f"the rendezvous has been away for {patience_s:g} s") from None
+    def last_step(self, begun: int) -> int:
+        """The number of steps with which this learner's stop group ends, given that this learner has begun `begun`.
 
-    def _tell(self, message: Message) -> None:
-        self._outbox.put(message)
-        self._poke()
+        Waits until all of the group have asked. Without a rendezvous it is `begun`.
+        """
+        try:
+            return int(self._ask("last_step", STOPPING_S, repeat=True, begun=begun)["number"])
+        except ConnectionError:
+            return begun
 
-    def _poke(self) -> None:
-        with contextlib.suppress(OSError):
-            self._waker.send(b"!")
+    def stop_boundary(self, default: int) -> int:
+        """How far the budget was drawn when the first learner asked this: the name of the checkpoint saved at a stop.
 
-    # The line's thread -------------------------------------------------------------------------------------------------------
+        Without a rendezvous it is `default`.
+        """
+        try:
+            return int(self._ask("stop_boundary", STOPPING_S, repeat=True)["number"])
+        except ConnectionError:
+            return default
 
-    def _connect(self) -> MessageLine:
+    # The connection ------------------------------------------------------------------------------------------------------
+
+    def _ask(self, kind: str, patience_s: float = PATIENCE_S, *, repeat: bool = False, **fields: Any) -> Message:  # noqa: ANN401
+        reply = self._connection.ask(kind, patience_s, repeat=repeat, **fields)
+        if "dropped" in reply:
+            raise DroppedError(reply["dropped"])
+        return reply
+
+    def _connect(self) -> MessageConnection:
         hello = Hello(-1 if self.id is None else self.id, Purpose.RENDEZVOUS, os.getpid(), bytes(16))
         connection, _ = handshake.connect(self._address, hello, RENDEZVOUS, self._security)
-        self._connected = True
-        return MessageLine(connection)
+        return MessageConnection(connection)
 
-    def _run(self) -> None:
-        while not self._closing:
-            try:
-                self._serve_line()
-            except OSError as error:
-                self._line.close()
-                if self._leaving:
-                    break
-                self._lost_line(error)
-        self._line.close()
-        self._fail_questions(lambda kind: True, ConnectionError("this learner has closed"))
-        self._wake.close()
-        self._waker.close()
-
-    def _serve_line(self) -> None:
-        heard, due = time.monotonic(), 0.0
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake, selectors.EVENT_READ)
-            selector.register(self._line.connection, selectors.EVENT_READ, self._line)
-            while not self._closing or not self._outbox.empty():
-                now = time.monotonic()
-                if now >= due:
-                    due = now + BEAT_S
-                    self._line.send({"kind": "beat"})
-                if now - heard > SILENCE_S:
-                    raise ConnectionError(SILENT)
-                while not self._outbox.empty():
-                    self._line.send(self._outbox.get())
-                for key, _ in selector.select(timeout=max(due - now, 0.0)):
-                    if key.data is None:
-                        self._wake.recv(4096)
-                        continue
-                    for message in self._line.receive():
-                        self._take(message)
-                    heard = time.monotonic()
-                heard += max(time.monotonic() - now - 2 * BEAT_S, 0.0)  # we ourselves stood still
-
-    def _take(self, message: Message) -> None:
-        if message["kind"] == "answer":
-            with self._lock:
-                _, future = self._questions.pop(message["n"], (None, None))
-            if future is not None:
-                with contextlib.suppress(InvalidStateError):
-                    future.set_result(message)
-        elif message["kind"] == "membership":
-            self._take_up(View.of(message), message["reason"])
+    def _received(self, message: Message) -> None:
+        if message["kind"] == "view":
+            self._adopt(View.from_message(message), message["reason"])
         elif message["kind"] == "stop":
             self.on_stop(message["reason"])
 
-    def _lost_line(self, error: OSError) -> None:
-        """Go on without, and try to come back."""
-        with self._lock:
-            self._connected, self._away_since = False, time.monotonic()
-        log.warning("learner %s has lost the rendezvous (%s) and goes on without it", self.id, error)
-        self._fail_questions(lambda kind: kind not in _ASKED_AGAIN, RendezvousLostError("the rendezvous is away"))
-        while not self._leaving:
-            try:
-                self._line = self._connect()
-            except OSError:
-                time.sleep(BEAT_S)
-                continue
-            self._register_again()
-            return
+    def _adopt(self, view: View, reason: str) -> None:
+        if self.view is not None and view.membership.generation > self.view.membership.generation:
+            self.view = view
+            self.on_view(view, reason)
 
     def _register_again(self) -> None:
-        if self.term is None:
+        """After a reconnection, say all that a rendezvous that was restarted must know."""
+        if self.view is None:
             return
-        membership, addresses = self.term.membership, self.term.addresses
-        with self._lock:
-            self._count += 1
-            future: Future[Message] = Future()
-            message = {
-                "kind": "register",
-                "n": self._count,
-                "id": self.id,
-                "address": self._mine,
-                "run": self._run_told,
-                "generation": membership.generation,
-                "living": {str(learner): addresses[learner] for learner in membership.living},
-                "total": self._total,
-                "used": self._used,
-            }
-            self._questions[self._count] = message, future
-            again = [question for question, _ in self._questions.values() if question["kind"] in _ASKED_AGAIN]
-        future.add_done_callback(self._registered_again)
-        self._outbox.put(message)
-        for question in again:
-            self._outbox.put(question)
+        membership, addresses = self.view.membership, self.view.addresses
+        registered = self._connection.request(
+            "register",
+            id=self.id,
+            address=self._own_address,
+            run=self._run,
+            generation=membership.generation,
+            living={str(learner): addresses[learner] for learner in membership.living},
+            total=self._budget.total,
+            used=self._budget.used,
+        )
+        registered.add_done_callback(self._registered_again)
 
-    def _registered_again(self, future: Future[Message]) -> None:
-        if future.exception() is not None:
+    def _registered_again(self, registered: Future[Message]) -> None:
+        if registered.exception() is not None:
             return
-        answer = future.result()
-        if "dropped" in answer:
-            self._dropped = answer["dropped"]
-            log.warning("learner %s was dropped: %s", self.id, self._dropped)
-            self._fail_questions(lambda kind: True, DroppedError(self._dropped))
+        reply = registered.result()
+        if "dropped" in reply:
+            log.warning("learner %s was dropped: %s", self.id, reply["dropped"])
+            self._connection.drop(reply["dropped"])
             return
         log.info("learner %s has found the rendezvous again", self.id)
-        self._take_up(View.of(answer), "the rendezvous is back")
-
-    def _take_up(self, term: View, reason: str) -> None:
-        if self.term is not None and term.membership.generation > self.term.membership.generation:
-            self.term = term
-            self.on_term(term, reason)
-
-    def _fail_questions(self, which: Callable[[str], bool], error: BaseException) -> None:
-        with self._lock:
-            failing = [n for n, (question, _) in self._questions.items() if which(question["kind"])]
-            futures = [self._questions.pop(n)[1] for n in failing]
-        for future in futures:
-            with contextlib.suppress(InvalidStateError):
-                future.set_exception(error)
+        self._adopt(View.from_message(reply), "the rendezvous is back")

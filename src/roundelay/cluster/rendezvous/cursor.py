@@ -1,4 +1,4 @@
-"""The data cursor of a run: numbers that count its budget, each given once."""
+"""The data cursor of a run: numbers that count the budget, each given out once."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable
 
 
 class Cursor:
-    """Numbers below `total`, each given once; those that were `used` before are not given again.
+    """Gives out the numbers below `total`, each once, except those in `used`.
 
-    A group's k-th draw has one answer, whichever member asks and however often.
+    Draw k of a group always gives the same number, whichever member of the group asks and however often.
 
     >>> cursor = Cursor(total=4, used=[1])
     >>> cursor.draw(0, 0), cursor.draw(1, 0), cursor.draw(0, 0), cursor.draw(1, 1), cursor.draw(0, 1)
     (0, 2, 0, 3, None)
 
-    What a group that is gone had drawn and not done goes back to the pool:
+    Numbers that a lost group had drawn but not finished are given out again:
 
     >>> cursor.done(1, 1)
     >>> cursor.give_back(1)
@@ -33,7 +33,7 @@ class Cursor:
         self._done: defaultdict[int, int] = defaultdict(int)
 
     def draw(self, group: int, index: int) -> int | None:
-        """What `group` gets as its draw number `index`; None when all is given, until something is given back."""
+        """Draw number `index` of `group`; None if no number is left at the moment."""
         drawn = self._drawn[group]
         if index not in drawn:
             number = self._advance()
@@ -43,11 +43,14 @@ class Cursor:
         return drawn[index]
 
     def done(self, group: int, count: int) -> None:
-        """The first `count` draws of `group` are part of its weights."""
+        """Record that the weights of `group` include the steps of its first `count` draws."""
         self._done[group] = max(self._done[group], count)
 
     def give_back(self, group: int) -> list[int]:
-        """`group` is gone: what it had drawn and not done; its next draw is its first again."""
+        """Forget a lost group, and return the numbers that it had drawn but not finished. They will be given out again.
+
+        If the group comes back, its draws are counted from zero.
+        """
         done = self._done.pop(group, 0)
         unfinished = [number for index, number in self._drawn.pop(group, {}).items() if index >= done]
         for number in unfinished:
@@ -55,17 +58,17 @@ class Cursor:
         return unfinished
 
     def use(self, numbers: Iterable[int]) -> None:
-        """These were used without asking."""
+        """Record numbers that learners used without a draw, while the rendezvous was away."""
         self._used.update(numbers)
 
     @property
     def outstanding(self) -> bool:
-        """Whether something was drawn that is not done, so that it may come back."""
+        """Whether any group has drawn a number and not finished it; such a number may be given back."""
         return any(drawn and max(drawn) >= self._done[group] for group, drawn in self._drawn.items())
 
     @property
     def given(self) -> int:
-        """All below were given or used."""
+        """Every number below this one was given out or used."""
         return self._next
 
     def _advance(self) -> int | None:

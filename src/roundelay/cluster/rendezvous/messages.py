@@ -1,4 +1,4 @@
-"""Small messages between learners and their rendezvous: JSON with a length before it, on a socket that never blocks."""
+"""Messages between learners and the rendezvous: JSON objects with a length prefix, over a non-blocking socket."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ from roundelay.errors import HandshakeError
 
 Message = dict[str, Any]
 
-LIMIT_BYTES = 2**26  # what a learner has used in a long run, told to a restarted rendezvous, has room
+# Room for the largest message: a learner that tells a restarted rendezvous every number it has used in a long run.
+LIMIT_BYTES = 2**26
 _LENGTH = struct.Struct("!I")
-_NOTHING_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def packed(message: Message) -> bytes:
-    """As it travels."""
+    """The message as bytes for the socket, with its length first."""
     data = json.dumps(message).encode()
     return _LENGTH.pack(len(data)) + data
 
 
 class MessageBuffer:
-    """Bytes in, whole messages out.
+    """Collects received bytes and returns complete messages.
 
-    >>> inbox = MessageBuffer()
-    >>> inbox.feed(packed({"kind": "beat"})[:5]), inbox.feed(packed({"kind": "beat"})[5:])
-    ([], [{'kind': 'beat'}])
+    >>> buffer = MessageBuffer()
+    >>> buffer.feed(packed({"kind": "heartbeat"})[:5]), buffer.feed(packed({"kind": "heartbeat"})[5:])
+    ([], [{'kind': 'heartbeat'}])
     """
 
     def __init__(self) -> None:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that are whole now. Raises HandshakeError for what no learner sends."""
+        """Add bytes; return the messages that are complete now. Raises HandshakeError for bytes that are no message."""
         self._pending += data
         messages = []
         while len(self._pending) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._pending)
             if size > LIMIT_BYTES:
-                raise HandshakeError(f"the other end announced a message of {size} bytes, more than any learner sends")
+                raise HandshakeError(f"the other end announced a message of {size} bytes; the limit is {LIMIT_BYTES}")
             if len(self._pending) < _LENGTH.size + size:
                 break
             messages.append(_parsed(bytes(self._pending[_LENGTH.size : _LENGTH.size + size])))
@@ -56,52 +57,55 @@ def _parsed(data: bytes) -> Message:
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-        raise HandshakeError("the other end sent what is no message")
+        raise HandshakeError("the other end sent bytes that are no message: not a JSON object with a 'kind'")
     return message
 
 
-class MessageLine:
-    """A connection for messages, to be used by one thread."""
+class MessageConnection:
+    """Sends and receives messages without blocking. Only one thread may use it, except for `shut_down`."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        self.connection = connection
-        self._inbox = MessageBuffer()
+        self.socket = connection
+        self._received = MessageBuffer()
         self._unsent = bytearray()
 
     def send(self, message: Message) -> None:
-        """At once, or as soon as there is room. Raises OSError if the connection is gone."""
+        """Send now what the socket takes, and the rest with the next `flush`. Raises OSError if the connection is gone."""
         self._unsent += packed(message)
         self.flush()
 
     def flush(self) -> None:
-        """Send what had no room before."""
+        """Send the bytes that the socket did not take before."""
         while self._unsent:
             try:
-                sent = self.connection.send(self._unsent)
-            except _NOTHING_NOW:
+                sent = self.socket.send(self._unsent)
+            except _WOULD_BLOCK:
                 return
             del self._unsent[:sent]
 
     def receive(self) -> list[Message]:
-        """What has come. Raises OSError at the end of the connection, HandshakeError for what no learner sends."""
+        """Return all messages received so far.
+
+        Raises OSError once the connection has ended, HandshakeError for bytes that are no message.
+        """
         messages: list[Message] = []
         while True:
             try:
-                data = self.connection.recv(2**16)
-            except _NOTHING_NOW:
+                data = self.socket.recv(2**16)
+            except _WOULD_BLOCK:
                 return messages
             if not data and not messages:
                 raise ConnectionError("the connection was closed")
             if not data:
                 return messages
-            messages += self._inbox.feed(data)
+            messages += self._received.feed(data)
 
-    def hang_up(self) -> None:
-        """End the connection; whoever reads it finds out."""
+    def shut_down(self) -> None:
+        """End the connection: both ends then read the end of the stream."""
         with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Release the socket."""
-        self.connection.close()
+        self.socket.close()

@@ -1,21 +1,21 @@
-"""The rendezvous of a run as a server: one thread, which owns its sockets, around a desk that decides.
+"""The rendezvous of a run as a server: one thread, which owns all sockets, around a `RendezvousState` that decides.
 
-One that was started again is rebuilt from what the learners tell it.
+A server that was restarted rebuilds its state from what the learners tell it when they reconnect.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable
 
-from roundelay.cluster.rendezvous.messages import MessageLine
-from roundelay.cluster.rendezvous.state import Address, RendezvousState
+from roundelay import threads
+from roundelay.cluster.membership import Address
+from roundelay.cluster.rendezvous.messages import MessageConnection
+from roundelay.cluster.rendezvous.state import RendezvousState
 from roundelay.errors import HandshakeError, LaunchError
 from roundelay.transport.acceptor import Acceptor
 from roundelay.transport.handshake import Hello
@@ -23,123 +23,131 @@ from roundelay.transport.heartbeats import BEAT_S
 from roundelay.transport.refusals import Refusals
 from roundelay.transport.security import Security
 
-log = logging.getLogger("roundelay")
+MESSAGE = "message"  # the reason under which bad messages are counted in `refused`
+RENDEZVOUS = 0  # the rank of the rendezvous in handshakes
 
-MESSAGE = "message"
-RENDEZVOUS = 0  # the number it has in handshakes
+
+class _LearnerConnection(MessageConnection):
+    """A connection whose loss never interrupts a decision of the state: the next `receive` raises, and the server drops it."""
+
+    def flush(self) -> None:
+        """Send the bytes that the socket did not take before, unless the connection is gone."""
+        with contextlib.suppress(OSError):
+            super().flush()
 
 
 class RendezvousServer:
-    """A desk behind a listening socket.
+    """Serves a `RendezvousState` on a listening socket, from construction until `close`.
 
     Args:
-        listener: whose address learners know.
-        security: what they must prove to know.
-        desk: decides; used by the server's thread only.
+        listener: the socket whose address the learners know.
+        security: the secret that every connection must prove to know.
+        state: decides; only the server's thread calls it.
     """
 
-    def __init__(self, listener: socket.socket, security: Security, desk: RendezvousState) -> None:
-        self._desk = desk
+    def __init__(self, listener: socket.socket, security: Security, state: RendezvousState) -> None:
+        self._state = state
         self._selector = selectors.DefaultSelector()
-        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._wake, self._waker = socket.socketpair()
-        self._wake.setblocking(False)
-        self._lines: set[MessageLine] = set()
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # for the server's thread
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._connections: set[MessageConnection] = set()
         self._closing = False
         self.refused = Refusals("the rendezvous")
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="roundelay-rendezvous", daemon=True)
-        self._thread.start()
-        self._gate = Acceptor(listener, security, self.refused, self._welcome, rank=RENDEZVOUS)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._thread = threads.start("rendezvous", self._run)
+        self._acceptor = Acceptor(listener, security, self.refused, self._accepted, rank=RENDEZVOUS)
 
     @property
     def address(self) -> Address:
-        """Where learners find it."""
-        return self._gate.address
+        """Where learners connect to."""
+        return self._acceptor.address
 
     def died(self, learner: int, reason: str) -> None:
-        """Somebody who knows says that this learner's process has ended."""
-        self._do(lambda: self._desk.died(learner, reason))
+        """Report that the process of this learner has ended. May be called from any thread."""
+        self._run_soon(lambda: self._state.died(learner, reason))
 
     def living(self) -> list[int]:
-        """Who takes part now."""
-        return self._desk.living
+        """Ids of the living learners."""
+        return self._state.living
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Close all connections and wait until the thread has ended."""
         self._closing = True
-        self._gate.close()
-        with contextlib.suppress(OSError):
-            self._waker.send(b"!")
+        self._acceptor.close()
+        self._wake()
         self._thread.join()
 
-    # Threads ---------------------------------------------------------------------------------------------------------------
-
-    def _do(self, task: Callable[[], None]) -> None:
-        self._tasks.put(task)
+    def _wake(self) -> None:
         with contextlib.suppress(OSError):
-            self._waker.send(b"!")
+            self._wake_writer.send(b"!")
 
-    def _welcome(self, connection: socket.socket, _: Hello) -> None:
+    def _run_soon(self, task: Callable[[], None]) -> None:
+        """Have the server's thread call `task`."""
+        self._tasks.put(task)
+        self._wake()
+
+    def _accepted(self, connection: socket.socket, _: Hello) -> None:
+        """Called by the acceptor, in one of its threads."""
         if self._closing:
             connection.close()
         else:
-            self._do(lambda: self._add(MessageLine(connection)))
+            self._run_soon(lambda: self._add(_LearnerConnection(connection)))
 
-    def _add(self, line: MessageLine) -> None:
-        self._lines.add(line)
-        self._selector.register(line.connection, selectors.EVENT_READ, line)
+    # The server's thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         due = time.monotonic() + BEAT_S
         while not self._closing:
             for key, _ in self._selector.select(timeout=max(due - time.monotonic(), 0.0)):
                 if key.data is None:
-                    self._wake.recv(4096)
+                    self._wake_reader.recv(4096)
                 else:
                     self._read(key.data)
-            while not self._tasks.empty():
-                self._tasks.get()()
+            self._run_tasks()
             if time.monotonic() >= due:
                 due = time.monotonic() + BEAT_S
-                self._guarded(self._desk.tick)
-                for line in list(self._lines):
-                    self._guarded(line.flush)
-        while not self._tasks.empty():  # connections that have just come are closed with the others
-            self._tasks.get()()
-        for line in list(self._lines):
-            self._drop(line)
+                self._state.tick()
+                for connection in self._connections:
+                    connection.flush()
+        self._run_tasks()  # connections accepted in the meantime are closed with the others
+        for connection in list(self._connections):
+            self._drop(connection)
         self._selector.close()
-        self._wake.close()
-        self._waker.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
 
-    def _read(self, line: MessageLine) -> None:
+    def _run_tasks(self) -> None:
+        while not self._tasks.empty():
+            self._tasks.get()()
+
+    def _add(self, connection: MessageConnection) -> None:
+        self._connections.add(connection)
+        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+
+    def _read(self, connection: MessageConnection) -> None:
         try:
-            for message in line.receive():
-                self._desk.handle(line, message)
+            for message in connection.receive():
+                self._state.handle(connection, message)
         except HandshakeError as error:
             self.refused.count(MESSAGE, f"a message, and closed its connection ({error})")
-            self._drop(line)
+            self._drop(connection)
         except OSError:
-            self._drop(line)
+            self._drop(connection)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-            self.refused.count(MESSAGE, f"what no learner sends, and closed its connection ({error!r})")
-            self._drop(line)
+            self.refused.count(MESSAGE, f"a message with wrong fields, and closed its connection ({error!r})")
+            self._drop(connection)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        with contextlib.suppress(OSError):  # a line that is gone will be read as such
-            work()
-
-    def _drop(self, line: MessageLine) -> None:
-        self._lines.discard(line)
+    def _drop(self, connection: MessageConnection) -> None:
+        self._connections.discard(connection)
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(line.connection)
-        line.close()
-        self._desk.closed(line)
+            self._selector.unregister(connection.socket)
+        connection.close()
+        self._state.closed(connection)
 
 
 def open_listener(host: str, port: int = 0) -> socket.socket:
-    """A listening socket. Raises LaunchError, in one line, if that cannot be."""
+    """A listening socket. Raises LaunchError if the interface or the port cannot be used."""
     try:
         return socket.create_server((host, port), backlog=128)
     except OSError as error:

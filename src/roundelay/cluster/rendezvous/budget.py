@@ -1,0 +1,76 @@
+"""The budget of a run: as the rendezvous counts it, and as one learner counts it while the rendezvous is away."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from roundelay.cluster.membership import Membership
+from roundelay.cluster.rendezvous.cursor import Cursor
+
+
+class SharedBudget:
+    """The rendezvous's side: one cursor for all learners."""
+
+    def __init__(self) -> None:
+        self._cursor: Cursor | None = None
+        self._groups: defaultdict[int, set[int]] = defaultdict(set)  # by learner, the groups it has drawn for
+
+    @property
+    def declared(self) -> bool:
+        """Whether a learner has said how large the budget is."""
+        return self._cursor is not None
+
+    @property
+    def given(self) -> int:
+        """Every number below this one was given out or used."""
+        return self._cursor.given if self._cursor else 0
+
+    def declare(self, total: int, used: Sequence[int]) -> None:
+        """Set the size and the numbers used earlier. All learners declare the same; the first declaration counts."""
+        self._cursor = self._cursor or Cursor(total, used)
+
+    def use(self, numbers: Iterable[int]) -> None:
+        """Record numbers that a learner used while the rendezvous was away."""
+        if self._cursor is not None:
+            self._cursor.use(numbers)
+
+    def draw(self, learner: int, group: int, index: int, done: int) -> tuple[int | None, bool]:
+        """The number for draw `index` of `group`, None if none is left; and whether one may still be given back."""
+        assert self._cursor is not None
+        self._groups[learner].add(group)
+        self._cursor.done(group, done)
+        return self._cursor.draw(group, index), self._cursor.outstanding
+
+    def give_back(self, learner: int) -> list[int]:
+        """The unfinished numbers of a lost learner; they will be given out again."""
+        groups = self._groups.pop(learner, set())
+        return [number for group in groups for number in self._cursor.give_back(group)] if self._cursor else []
+
+
+class LocalBudget:
+    """A learner's side: what it knows of the budget, so that it can go on while the rendezvous is away.
+
+    Attributes:
+        total: size of the budget; None until it is declared.
+        used: the numbers used before the run began here, and those this learner has drawn.
+    """
+
+    def __init__(self) -> None:
+        self.total: int | None = None
+        self.used: list[int] = []
+
+    def next_own(self, learner: int, membership: Membership) -> int | None:
+        """The next number that is this learner's by its position among the living: no other learner takes it.
+
+        >>> budget = LocalBudget()
+        >>> budget.total, budget.used = 9, [0, 1]
+        >>> budget.next_own(1, Membership.of(2))
+        3
+        """
+        assert self.total is not None
+        taken = set(self.used)
+        position = membership.position(learner) if learner in membership.living else 0
+        start = max(taken, default=-1) + 1
+        own = range(start + (position - start) % membership.size, self.total, membership.size)
+        return next((number for number in own if number not in taken), None)

@@ -1,0 +1,145 @@
+"""The learners that a rendezvous knows: those that live, those that are still joining, and the generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from roundelay.cluster.membership import Address
+from roundelay.cluster.rendezvous.messages import Message
+
+NEVER_FORMED = -1  # the generation before all learners that begin together have registered
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What the rendezvous must know about a run. Every learner sends it with its registration.
+
+    Attributes:
+        expected: how many learners begin together.
+        stop_groups: for every learner, the number of its stop group. Learners of one stop group end with the same step.
+        min_learners: with fewer living learners the run is saved and stopped.
+    """
+
+    expected: int
+    stop_groups: tuple[int, ...]
+    min_learners: int = 1
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> RunSpec:
+        """Parse the specification from a registration."""
+        return cls(int(message["expected"]), tuple(map(int, message["stop_groups"])), int(message["min_learners"]))
+
+
+class Connection(Protocol):
+    """What the rendezvous needs of a connection to a learner; see `MessageConnection`."""
+
+    def send(self, message: Message) -> None:
+        """Send a message without blocking."""
+
+    def shut_down(self) -> None:
+        """End the connection."""
+
+
+@dataclass
+class Member:
+    """One learner.
+
+    Attributes:
+        address: where it listens for peers.
+        connection: to the learner; None while it is broken.
+        away_since: the time at which the connection broke.
+        joined_in: the generation in which the learner joined; NEVER_FORMED if it was there from the beginning.
+        adopted: the newest generation that the learner has said it trains with.
+    """
+
+    address: Address
+    connection: Connection | None
+    away_since: float = 0.0
+    joined_in: int = NEVER_FORMED
+    adopted: int = NEVER_FORMED
+
+
+class Members:
+    """The table of learners. It knows no time and sends nothing by itself, except to end a replaced connection."""
+
+    def __init__(self) -> None:
+        self.generation = NEVER_FORMED
+        self.living: dict[int, Member] = {}
+        self.joining: dict[int, Member] = {}  # registered in a run that is under way, and not ready for peers yet
+        self._learners: dict[Connection, int] = {}
+        self._largest_id = -1
+
+    @property
+    def formed(self) -> bool:
+        """Whether all learners that begin together have registered."""
+        return self.generation != NEVER_FORMED
+
+    @property
+    def all_connected(self) -> bool:
+        """Whether every living learner has a connection at the moment."""
+        return all(member.connection is not None for member in self.living.values())
+
+    def connections(self) -> Iterator[Connection]:
+        """Of the living and of the joining learners."""
+        for member in [*self.living.values(), *self.joining.values()]:
+            if member.connection is not None:
+                yield member.connection
+
+    def learner_of(self, connection: Connection) -> int | None:
+        """The learner that has registered over this connection."""
+        return self._learners.get(connection)
+
+    def assign_id(self, wanted: int | None) -> int:
+        """The id `wanted`, or the next free one."""
+        learner = self._largest_id + 1 if wanted is None else wanted
+        self._largest_id = max(self._largest_id, learner)
+        return learner
+
+    def attach(self, learner: int, connection: Connection, address: Address, *, joining: bool) -> None:
+        """Add the learner, or give a known one a new connection."""
+        table = self.joining if joining else self.living
+        before = table[learner].connection if learner in table else None
+        if before is not None and before is not connection:
+            self._learners.pop(before, None)
+            before.shut_down()
+        table[learner] = Member(address, connection)
+        self._learners[connection] = learner
+
+    def detach(self, connection: Connection, now: float) -> int | None:
+        """Note that a connection broke. A joining learner is forgotten; a living one may come back."""
+        learner = self._learners.pop(connection, None)
+        if learner in self.joining:
+            del self.joining[learner]
+        elif learner in self.living:
+            self.living[learner].connection, self.living[learner].away_since = None, now
+        return learner
+
+    def admit(self, learner: int) -> Member:
+        """Count a joining learner among the living."""
+        member = self.living[learner] = self.joining.pop(learner)
+        return member
+
+    def end_joining(self, learner: int) -> None:
+        """End the connection of a joining learner, if there is one; `detach` then forgets the learner."""
+        if learner in self.joining and (connection := self.joining[learner].connection) is not None:
+            connection.shut_down()
+
+    def remove(self, learner: int) -> None:
+        """Forget a living learner, and end its connection."""
+        connection = self.living.pop(learner).connection
+        if connection is not None:
+            self._learners.pop(connection, None)
+            connection.shut_down()
+
+    def view(self) -> Message:
+        """The generation and the addresses of the living learners, as `View.from_message` reads them."""
+        addresses = {str(learner): self.living[learner].address for learner in sorted(self.living)}
+        return {"generation": self.generation, "living": addresses}
+
+    def send_to_living(self, message: Message) -> None:
+        """Send to every living learner that has a connection."""
+        for member in list(self.living.values()):
+            if member.connection is not None:
+                member.connection.send(message)

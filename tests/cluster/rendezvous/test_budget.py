@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from hypothesis import given, strategies as st
+
+from roundelay.cluster.membership import Membership
+from roundelay.cluster.rendezvous.budget import LocalBudget, SharedBudget
+
+
+def test_the_first_declaration_of_the_budget_counts():
+    budget = SharedBudget()
+    assert not budget.declared
+    budget.declare(2, [])
+    budget.declare(9, [0])
+    assert [budget.draw(0, 0, index, index)[0] for index in range(3)] == [0, 1, None]
+    assert budget.given == 2
+
+
+def test_a_lost_learner_gives_back_what_all_its_groups_had_not_finished():
+    budget = SharedBudget()
+    budget.declare(4, [])
+    for index, group in enumerate((0, 1, 0)):
+        budget.draw(7, group, index // 2, done=0)
+    assert sorted(budget.give_back(7)) == [0, 1, 2]
+    assert budget.draw(8, 8, 0, 0) == (0, True)
+
+
+@given(total=st.integers(0, 40), size=st.integers(1, 5), rounds=st.integers(1, 10))
+def test_while_the_rendezvous_is_away_no_two_learners_take_the_same_number(total, size, rounds):
+    budgets = [LocalBudget() for _ in range(size)]
+    taken = []
+    for budget in budgets:
+        budget.total = total
+    for _ in range(rounds):
+        for learner, budget in enumerate(budgets):
+            number = budget.next_own(learner, Membership.of(size))
+            if number is not None:
+                budget.used.append(number)
+                taken.append(number)
+    assert len(taken) == len(set(taken))
+    assert set(taken) <= set(range(total))

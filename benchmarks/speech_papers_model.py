@@ -14,8 +14,8 @@ from typing import cast
 import torch
 from torch.nn.functional import cross_entropy
 
+from roundelay.speech.config import SpeechConfig
 from roundelay.speech.model import AcousticModel
-from roundelay.speech.prepare import SpeechConfig
 from roundelay.training import recipes
 
 FEATURES = 260  # log-mel with derivatives, fMLLR, i-vectors

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roundelay.speech.score import Score, UtteranceScore, difference, read_recogs
+from roundelay.speech.score import Score, UtteranceScore, difference
+from roundelay.speech.score_files import read_recogs
 from roundelay.training import run_directory
 
 BATCH = 64  # of all learners together, whatever their number

@@ -62,7 +62,7 @@ def test_a_channel_is_taken_out_of_a_stereo_file_and_without_one_they_are_mixed(
     np.testing.assert_allclose(mixed.samples, (left + right) / 2, atol=1e-7)
     assert mixed.flaws == ("mixed to mono",)
     for channel in (2, -1):
-        with pytest.raises(AudioError, match=rf"has 2, channel {channel} \(from 0\) was asked for"):
+        with pytest.raises(AudioError, match=rf"has 2 channels, asked for channel {channel} \(counted from 0\)"):
             read_audio(path, channel=channel)
 
 
@@ -165,5 +165,5 @@ def test_speed_shortens_and_raises_the_pitch(tmp_path):
 
 
 def test_an_utterance_without_audio_says_so():
-    with pytest.raises(AudioError, match="no audio: u comes without any"):
+    with pytest.raises(AudioError, match="no audio: u has no audio file"):
         utterance_audio(Utterance("u", None, "s", "", "test"))

@@ -45,7 +45,7 @@ def test_a_folder_is_taken_as_it_is(home):
 def test_what_is_not_there_is_told(home, monkeypatch):
     with pytest.raises(DataError, match="--data, or set ROUNDELAY_DATA"):
         find_corpus("an4")
-    with pytest.raises(DataError, match=r"there is no '.*nowhere', where an4 should be"):
+    with pytest.raises(DataError, match=r"there is no '.*nowhere', which should have an4"):
         find_corpus("an4", home / "nowhere")
     monkeypatch.setenv("ROUNDELAY_DATA", str(home / "an4"))
     with pytest.raises(DataError, match="neither a folder 'fsdd' nor an archive"):

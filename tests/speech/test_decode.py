@@ -8,12 +8,14 @@ pytest.importorskip("kaldi_decoder")
 from tiny_speech import LEXICON, LM, cheapest, sentences
 
 from roundelay.errors import SpeechError
-from roundelay.speech.decode import Decoder, Hypothesis, Scales, decode_all, log_likelihoods, tuned, word_times
+from roundelay.speech.decode import Decoder, Hypothesis, Scales, decode_all, log_likelihoods
 from roundelay.speech.graph import decoding_graph
 from roundelay.speech.hmm import Monophones, frame_labels, log_priors, self_loops
 from roundelay.speech.score import score
 from roundelay.speech.segments import segments
-from roundelay.speech.tree import ContextStatistics, decision_tree
+from roundelay.speech.tree_growing import ContextStatistics, decision_tree
+from roundelay.speech.tuning import tuned
+from roundelay.speech.word_times import word_times
 
 TYING = Monophones(LEXICON.phones, states_per_phone=2)
 GRAPH = decoding_graph(LEXICON, LM, TYING)

@@ -12,7 +12,8 @@ pytest.importorskip("kaldi_decoder")
 from runs import run_in_threads, tiny_config
 from tones import WORDS, RATE_Hz, spoken, tones_config, write_tones
 
-from roundelay.cli import Parser, align, evaluate, transcribe
+from roundelay.cli import Parser, evaluate
+from roundelay.cli.speech import align, transcribe
 from roundelay.errors import ConfigError, DataError
 from roundelay.speech.corpora.manifest import manifest
 from roundelay.speech.decode import Scales
@@ -152,7 +153,7 @@ def test_realignment_is_one_command_and_its_times_can_be_trained_on(tones_run, t
     assert tones_config(tones_folder, labels=str(tmp_path)).settings.labels == str(tmp_path)
 
 
-def test_a_run_without_its_corpus_and_without_tuned_scales_takes_the_usual_ones(tones_run, tmp_path, caplog):
+def test_a_run_without_its_corpus_and_without_tuned_scales_uses_the_default_scales(tones_run, tmp_path, caplog):
     moved = tmp_path / "moved"
     shutil.copytree(tones_run, moved)
     (moved / "recogniser" / "scales.json").unlink(missing_ok=True)
@@ -161,7 +162,7 @@ def test_a_run_without_its_corpus_and_without_tuned_scales_takes_the_usual_ones(
     described["settings"]["data"] = str(tmp_path / "nowhere")
     path.write_text(json.dumps(described))
     assert Recogniser.of_run(FinishedRun.read(moved)).scales == Scales()
-    assert "taking the usual ones" in caplog.text
+    assert "using the default scales" in caplog.text
 
 
 def test_a_run_can_be_moved_away_from_its_corpus(tones_run, tmp_path, capsys):
@@ -189,7 +190,7 @@ def test_runs_of_other_tasks_are_judged_by_their_own_figures(tmp_path, capsys):
         figures_of(capsys, tmp_path / "run", "--split", "tset")
     with pytest.raises(ConfigError, match="--corpus is for runs of speech"):
         figures_of(capsys, tmp_path / "run", "--corpus", tmp_path)
-    with pytest.raises(ConfigError, match="no run of speech recognition but of Digits"):
+    with pytest.raises(ConfigError, match="not a run of speech recognition, but of Digits"):
         Recogniser.of_run(FinishedRun.read(tmp_path / "run"))
 
 

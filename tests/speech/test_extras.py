@@ -1,9 +1,10 @@
-"""What needs an optional library says which extra brings it."""
+"""A function that needs an optional library says which extra installs it."""
 
 from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 from sounds import noise, save
 
@@ -11,6 +12,10 @@ from roundelay.errors import MissingExtraError
 from roundelay.speech.audio import read_audio
 from roundelay.speech.corpora.arks import load
 from roundelay.speech.corpora.switchboard import switchboard
+from roundelay.speech.decode import Decoder
+from roundelay.speech.fst import arcs, to_kaldi
+from roundelay.speech.parallel import in_processes
+from roundelay.speech.score import score
 from roundelay.speech.synth.espeak import Espeak
 
 
@@ -20,6 +25,10 @@ from roundelay.speech.synth.espeak import Espeak
         ("soundfile", "speech", lambda folder: read_audio(folder / "sw02001.sph")),
         ("kaldiio", "speech", lambda folder: load(folder / "feats.scp", "u")),
         ("lhotse.audio.backend", "switchboard", switchboard),
+        ("kaldialign", "speech", lambda _: score({"u": "a"}, {"u": "b"})),
+        ("kaldifst", "speech", lambda _: to_kaldi(arcs([(0, 0, 1, 1, 0.0)], [0.0]))),
+        ("kaldi_decoder", "speech", lambda _: Decoder(None)(np.zeros((1, 1)))),
+        ("joblib", "speech", lambda _: in_processes(dict, {"a": 1, "b": 2}, 2)),
         ("espeakng_loader", "synth", lambda _: Espeak(seed=1)),
     ],
 )

@@ -8,7 +8,7 @@ pytest.importorskip("kaldi_decoder")
 from tiny_speech import LEXICON
 
 from roundelay.errors import SpeechError
-from roundelay.speech.flat_start import Span, Spoken, aligned_alike, flat_start, loud_part, uniform_alignment
+from roundelay.speech.flat_start import Span, Transcripts, aligned_by_known, flat_start, loud_part, uniform_alignment
 from roundelay.speech.hmm import Monophones, Occurrences, phone_segments, state_labels
 
 TYING = Monophones(LEXICON.phones, states_per_phone=2)
@@ -77,8 +77,8 @@ def test_further_utterances_are_aligned_by_the_states_of_known_ones():
     made = {name: made_up(rng, text.split()) for name, text in texts.items()}
     frames = {name: each for name, (each, _) in made.items()}
     known = {name: labels for name, (_, labels) in made.items() if name < "u2"}
-    others = Spoken({name: text for name, text in texts.items() if name not in known} | {"bad": "FOUR"}, LEXICON)
-    found = aligned_alike(frames, known, others, TYING, workers=1)
+    others = Transcripts({name: text for name, text in texts.items() if name not in known} | {"bad": "FOUR"}, LEXICON)
+    found = aligned_by_known(frames, known, others, TYING, workers=1)
     assert set(found.labels) == set(texts) - set(known)
     assert np.mean([np.mean(labels == made[name][1]) for name, labels in found.labels.items()]) > 0.9
     assert list(found.failed) == ["bad"]

@@ -5,7 +5,14 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from roundelay.speech.gaussians import Gaussians, Mixtures, Statistics, discriminant_axes, principal_axes, scatter
+from roundelay.speech.gaussians import (
+    Gaussians,
+    Mixtures,
+    Statistics,
+    discriminant_axes,
+    mean_and_covariance,
+    principal_axes,
+)
 
 
 def test_gaussians_have_the_moments_of_their_frames_and_the_density_of_the_standard_library():
@@ -26,7 +33,7 @@ def test_discriminant_axes_find_the_direction_of_difference_and_whiten_the_rest(
     labels = rng.integers(0, 2, 4000).astype(np.int32)
     frames = rng.standard_normal((4000, 3)) * [1, 10, 3]
     frames[:, 0] += 4 * labels
-    _, covariance = scatter([frames])
+    _, covariance = mean_and_covariance([frames])
     axes = discriminant_axes(covariance, Statistics.of([frames], [labels], 2), 2)
     first = axes[:, 0] / np.linalg.norm(axes[:, 0])
     assert abs(first[0]) > 0.99
@@ -36,7 +43,7 @@ def test_discriminant_axes_find_the_direction_of_difference_and_whiten_the_rest(
 
 def test_principal_axes_point_where_the_variance_is():
     frames = np.random.default_rng(2).standard_normal((4000, 3)) * [1, 10, 3] + 7
-    mean, covariance = scatter([frames[:1000], frames[1000:]])
+    mean, covariance = mean_and_covariance([frames[:1000], frames[1000:]])
     assert mean == pytest.approx(frames.mean(axis=0))
     assert covariance == pytest.approx(np.cov(frames, rowvar=False, bias=True))
     axes = principal_axes(covariance, 2)
@@ -46,7 +53,7 @@ def test_principal_axes_point_where_the_variance_is():
 def test_features_that_never_vary_do_no_harm():
     frames, labels = np.ones((20, 3), np.float32), np.repeat([0, 1], 10).astype(np.int32)
     seen = Statistics.of([frames], [labels], 2)
-    _, covariance = scatter([frames])
+    _, covariance = mean_and_covariance([frames])
     assert np.isfinite(discriminant_axes(covariance, seen, 2)).all()
     assert np.isfinite(Gaussians.fit(seen).log_likelihoods(frames)).all()
 

@@ -14,7 +14,7 @@ from roundelay.speech.fst import arcs, from_kaldi, vector
 from roundelay.speech.graph import alignment_graph, decoding_graph, grammar, with_self_loops
 from roundelay.speech.hmm import Monophones
 from roundelay.speech.lexicon import Lexicon
-from roundelay.speech.lm import ngram
+from roundelay.speech.lm_estimation import ngram
 
 TYING = Monophones(LEXICON.phones, states_per_phone=2)
 

@@ -84,5 +84,5 @@ def test_unknown_phones_are_named_with_a_guess():
 
 
 def test_one_state_per_phone_is_refused_with_the_reason():
-    with pytest.raises(SpeechError, match="repeated phone"):
+    with pytest.raises(SpeechError, match="a phone said twice"):
         Monophones(("SIL", "A"), 1)

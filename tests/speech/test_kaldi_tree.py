@@ -14,12 +14,13 @@ from tones import WORDS, tones_config
 
 from roundelay.errors import ConfigError, DataError, SpeechError
 from roundelay.speech.audio import utterance_audio
+from roundelay.speech.config import SpeechConfig, check
 from roundelay.speech.corpora.manifest import manifest
 from roundelay.speech.evaluation import evaluate_run
 from roundelay.speech.features import log_mel
 from roundelay.speech.hmm import Monophones, frame_labels
 from roundelay.speech.kaldi_tree import read_tree
-from roundelay.speech.prepare import SpeechConfig, check, prepared
+from roundelay.speech.prepare import prepared
 from roundelay.speech.segments import read_ctm
 from roundelay.speech.tree import tying_from_json
 
@@ -129,9 +130,9 @@ def test_trees_that_cannot_be_used_are_refused(tmp_path, root, window, silence, 
 def test_what_is_no_tree_is_told(tmp_path, text):
     _, phones = write_text(tmp_path)
     (tmp_path / "tree").write_text(text)
-    with pytest.raises(DataError, match="is no decision tree of Kaldi"):
+    with pytest.raises(DataError, match="is not a decision tree of Kaldi"):
         read_tree(tmp_path / "tree", phones, "SIL")
-    with pytest.raises(DataError, match="is no table of phones"):
+    with pytest.raises(DataError, match="is not a table of phones"):
         read_tree(*write_text(tmp_path)[:1], tmp_path / "gone", "SIL")
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from roundelay.errors import SpeechError
-from roundelay.speech.lm import BEGIN, END, NGram, count_grams, ngram
+from roundelay.speech.lm import BEGIN, END, NGram
+from roundelay.speech.lm_estimation import count_grams, ngram
 
 WORDS = ("A", "B", "C", "D")
 
@@ -105,7 +106,7 @@ def test_kaldilm_accepts_the_file(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("hello", "no ARPA file"),
+        ("hello", "not an ARPA file"),
         ("\\data\\\n\\1-grams:\nx A", "lm.arpa:3: expected"),
         ("\\data\\\n\\1-grams:\n-1 A 0 0 0", "lm.arpa:3: a 1-gram has 1 words"),
     ],

@@ -14,8 +14,9 @@ from tones import WORDS, write_tones
 from roundelay.errors import ConfigError, DataError
 from roundelay.speech import prepare
 from roundelay.speech.augment import AugmentConfig
+from roundelay.speech.config import LmConfig, SpeechConfig, check
 from roundelay.speech.hmm import phones_in
-from roundelay.speech.prepare import UNLABELLED, LmConfig, SpeechConfig, language_model, lexicon_of, prepared
+from roundelay.speech.prepare import UNLABELLED, language_model, lexicon_of, prepared
 
 pytestmark = pytest.mark.usefixtures("tones_cache")
 
@@ -91,9 +92,9 @@ def test_copies_at_other_speeds_have_the_times_of_the_folder(config, tmp_path):
 def test_other_speeds_of_features_that_kaldi_made_are_refused(config, monkeypatch):
     with_frames = prepare.corpus_of(config).replace(frames=lambda utterance: None)
     monkeypatch.setattr(prepare, "corpus", lambda *_, **__: with_frames)
-    with pytest.raises(ConfigError, match=r"settings\.augment\.speeds needs features and labels of our own"):
+    with pytest.raises(ConfigError, match=r"settings\.augment\.speeds needs our own features and labels"):
         prepare.corpus_of(replace(config, augment=AugmentConfig(speeds=(0.9,))))
-    with pytest.raises(ConfigError, match=r"settings\.augment\.bins hides bins of our own mel bank"):
+    with pytest.raises(ConfigError, match=r"settings\.augment\.bins hides bins of our own mel filters"):
         prepared(replace(config, augment=AugmentConfig(bins=4)))
 
 
@@ -154,7 +155,7 @@ def test_a_corpus_without_times_says_what_to_do(tmp_path):
         ({"corpus": "an5"}, "did you mean 'an4'"),
         ({"corpus": "manifest", "data": ""}, "needs its folder"),
         ({"data": "/nowhere"}, "there is no '/nowhere'"),
-        ({"corpus": "an4", "data": ""}, "where is an4"),
+        ({"corpus": "an4", "data": ""}, "an4 is not found"),
         ({"labels": "flat"}, "phones.ctm, got 'flat'"),
         ({"augment": AugmentConfig(speeds=(0.0,))}, "above 0"),
         ({"lm": LmConfig(arpa="nowhere.arpa")}, "no file 'nowhere.arpa'"),
@@ -163,4 +164,4 @@ def test_a_corpus_without_times_says_what_to_do(tmp_path):
 def test_settings_that_cannot_work_are_refused_before_anything_starts(config, changes, said, monkeypatch):
     monkeypatch.delenv("ROUNDELAY_DATA", raising=False)
     with pytest.raises(ConfigError, match=said):
-        prepare.check(replace(config, **changes))
+        check(replace(config, **changes))

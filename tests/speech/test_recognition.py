@@ -10,16 +10,18 @@ pytest.importorskip("kaldi_decoder")
 from roundelay.errors import DataError
 from roundelay.speech.align import aligned, alignment_graphs
 from roundelay.speech.corpora.an4 import an4
-from roundelay.speech.decode import Decoder, Scales, decode_all, word_times
+from roundelay.speech.decode import Decoder, Scales, decode_all
 from roundelay.speech.feature_set import features
 from roundelay.speech.flat_start import flat_start
-from roundelay.speech.gaussians import Gaussians, Statistics, discriminant_axes, scatter
+from roundelay.speech.gaussians import Gaussians, Statistics, discriminant_axes, mean_and_covariance
 from roundelay.speech.graph import decoding_graph
 from roundelay.speech.hmm import Monophones, frame_labels, self_loops
 from roundelay.speech.lexicon import Lexicon
-from roundelay.speech.lm import ngram
+from roundelay.speech.lm_estimation import ngram
 from roundelay.speech.score import score
-from roundelay.speech.tree import ContextStatistics, decision_tree, relabelled
+from roundelay.speech.tree import relabelled
+from roundelay.speech.tree_growing import ContextStatistics, decision_tree
+from roundelay.speech.word_times import word_times
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +37,7 @@ class An4:
         self.lm = ngram([u.text for u in self.corpus.split("train")], 2, self.lexicon.words)
         train = [u for u in self.corpus.split("train") if u.phones]
         self.labels = {u.id: frame_labels(u.phones, len(self.features[u.id]), self.tying) for u in train}
-        _, covariance = scatter(self.features[name] for name in self.labels)
+        _, covariance = mean_and_covariance(self.features[name] for name in self.labels)
         seen = Statistics.of((self.features[n] for n in self.labels), self.labels.values(), self.tying.num_states)
         self.axes = discriminant_axes(covariance, seen, 40)
 

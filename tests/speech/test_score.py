@@ -7,7 +7,8 @@ from hypothesis import given, strategies as st
 pytest.importorskip("kaldialign")
 
 from roundelay.errors import SpeechError
-from roundelay.speech.score import difference, read_recogs, score, write_scores
+from roundelay.speech.score import difference, score
+from roundelay.speech.score_files import read_recogs, write_scores
 
 words = st.lists(st.sampled_from("abc"), max_size=7)
 
@@ -124,7 +125,7 @@ def test_transcripts_are_read_back_as_the_score_that_was_written(tmp_path):
 def test_what_is_no_transcript_is_named_with_its_line(tmp_path):
     path = tmp_path / "recogs-test.txt"
     path.write_text("u1:\tref=['A']\nu1:\thyp=['A'\n")
-    with pytest.raises(SpeechError, match=r"recogs-test.txt:2 is no line"):
+    with pytest.raises(SpeechError, match=r"recogs-test.txt:2 is not a line"):
         read_recogs(path)
 
 

@@ -32,7 +32,7 @@ def test_ctm_comments_confidences_and_disorder_are_understood(tmp_path):
 @pytest.mark.parametrize("line", ["u 1 0.1 A", "u 1 zero 0.1 A"])
 def test_a_broken_line_is_named_with_its_number(tmp_path, line):
     (tmp_path / "a.ctm").write_text(f"u 1 0.0 0.1 A\n{line}\n")
-    with pytest.raises(DataError, match=f"a.ctm:2 is no line of a CTM: '{line}'"):
+    with pytest.raises(DataError, match=f"a.ctm:2 is not a line of a CTM file: '{line}'"):
         read_ctm(tmp_path / "a.ctm")
 
 

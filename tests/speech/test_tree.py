@@ -8,14 +8,13 @@ import pytest
 
 from roundelay.errors import SpeechError
 from roundelay.speech.hmm import Monophones, Occurrences, phones_in, state_labels
-from roundelay.speech.tree import (
+from roundelay.speech.tree import relabelled, tying_from_json
+from roundelay.speech.tree_growing import (
     ContextStatistics,
     _Grower,
     decision_tree,
     log_likelihood,
     questions_from,
-    relabelled,
-    tying_from_json,
 )
 
 TYING = Monophones(("SIL", "A", "E", "M", "N", "T"), states_per_phone=2)

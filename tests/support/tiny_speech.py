@@ -6,7 +6,8 @@ import math
 import numpy as np
 
 from roundelay.speech.lexicon import Lexicon
-from roundelay.speech.lm import BEGIN, END, ngram
+from roundelay.speech.lm import BEGIN, END
+from roundelay.speech.lm_estimation import ngram
 
 # TO and TWO are homophones, A begins ATE, and TO has a second pronunciation.
 LEXICON = Lexicon({"A": ["a"], "ATE": ["at"], "TO": ["tu", "ta"], "TWO": ["tu"]})

@@ -1,4 +1,4 @@
-"""`roundelay evaluate`: what the mean model of a finished run is worth on held-out data."""
+"""`roundelay evaluate`: figures of a finished run's mean model on held-out data."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _show_parts(figures: dict[str, Any]) -> None:
 
 
 def _show_examples(recogs: Path) -> None:
-    from roundelay.speech.score import read_recogs
+    from roundelay.speech.score_files import read_recogs
 
     result = read_recogs(recogs)
     table = new_table("", header=False)

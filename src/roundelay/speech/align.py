@@ -1,4 +1,4 @@
-"""Forced alignment: which frame belongs to which state of what was said. It is decoding with a grammar that has one sentence."""
+"""Forced alignment: the state of every frame when the words are known. It is decoding with a grammar of one sentence."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from roundelay.errors import SpeechError
-from roundelay.speech.decode import Decoder, Hypothesis, Scales, Search, in_processes
+from roundelay.speech.decode import Decoder, Hypothesis, Scales, Search
 from roundelay.speech.graph import Graph, alignment_graph
 from roundelay.speech.hmm import Floats, Tying
 from roundelay.speech.lexicon import Lexicon
+from roundelay.speech.parallel import in_processes
 from roundelay.speech.segments import Ints
 
-_BEAMS = (400.0, 1e6)  # graphs of one sentence are small: nearly everything, and if that is not enough, everything
+_BEAMS = (400.0, 1e6)  # tried in turn; graphs of one sentence are small, so even the first search is nearly complete
 
 
 @dataclass(frozen=True, eq=False)
 class Alignments:
-    """States of every frame by utterance, and why some utterances have none."""
+    """The state of every frame of each utterance, and the reason for each utterance that could not be aligned."""
 
     labels: dict[str, Ints]
     failed: dict[str, str] = field(default_factory=dict)
-    cost: float = 0.0  # of all paths together
+    cost: float = 0.0  # sum over all paths
 
 
 def forced_alignment(
     log_likelihoods_TS: ArrayLike, graph: Graph, loops: Floats | None = None, acoustic_scale: float = 1.0
 ) -> Hypothesis:
-    """The best path of one utterance through the graph of its own sentence (`alignment_graph`).
+    """The best path of one utterance through the graph of its sentence (`alignment_graph`).
 
-    Raises SpeechError when the utterance has fewer frames than its sentence has states.
+    Raises SpeechError if the utterance has fewer frames than its sentence has states.
     """
     for beam in _BEAMS:
         decoder = Decoder(graph, loops, Scales(acoustic=acoustic_scale), Search(beam, max_active=2**31 - 1))
@@ -40,14 +41,14 @@ def forced_alignment(
         if found.complete and len(found.states_T):
             return found
     raise SpeechError(
-        f"{len(np.asarray(log_likelihoods_TS))} frames are too few for what was said, or the text is wrong"
+        f"{len(np.asarray(log_likelihoods_TS))} frames are too few for the transcript, or the transcript is wrong"
     )
 
 
 def alignment_graphs(
     texts: Mapping[str, str], lexicon: Lexicon, tying: Tying
 ) -> tuple[dict[str, Graph], dict[str, str]]:
-    """A graph for every transcript, and which ones have unknown words; they serve any number of alignments."""
+    """A graph for every transcript, and a reason for each transcript with unknown words. Graphs can be reused."""
     graphs: dict[str, Graph] = {}
     failed: dict[str, str] = {}
     for name, text in texts.items():
@@ -65,7 +66,7 @@ def aligned(
     acoustic_scale: float = 1.0,
     workers: int | None = None,
 ) -> Alignments:
-    """Align many utterances in parallel processes; with a network's likelihoods this is realignment."""
+    """Align many utterances in parallel processes. `loops` are the self-loop probabilities of the states."""
     jobs = {name: (np.asarray(log_likelihoods[name], np.float32), graph) for name, graph in graphs.items()}
     found = in_processes(_align_share, jobs, workers, loops, acoustic_scale)
     labels = {name: path.states_T for name, path in found.items() if isinstance(path, Hypothesis)}

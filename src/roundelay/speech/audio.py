@@ -1,4 +1,4 @@
-"""Audio of any kind in, one channel at one rate out; a flaw is named, and what cannot be used says so in one line."""
+"""Reading audio: any file that libsndfile reads, as one channel at one sample rate, with the flaws that were found."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from roundelay.errors import DataError, MissingExtraError
+from roundelay.errors import DataError
 from roundelay.speech.corpus import Utterance
+from roundelay.speech.libraries import library
 
 Samples: TypeAlias = NDArray[np.float32]
 
-CLIPPED_SHARE = 1e-3  # of the samples at full scale: music is cut there on purpose, speech never is
+CLIPPED_SHARE = 1e-3  # more samples than this share at full scale: the recording is clipped
 FULL_SCALE = 0.999
-LOUDEST_G711 = 0.98  # µ-law ends at 32124 of 32768, A-law at 32256
-FADE, GUARD_MS = 0.04, 20  # of the low-pass when resampling
-SHORTER_S = 0.05  # missing at the end before we call a file truncated; segment times are rounded
+LOUDEST_G711 = 0.98  # full scale of µ-law is 32124 of 32768, of A-law 32256
+FADE, GUARD_MS = 0.04, 20  # of the low-pass filter of `resampled`: width relative to Nyquist, zeros at the end
+SHORTER_S = 0.05  # a segment may be this much shorter than asked for, because segment times are rounded
 
 
 class AudioError(DataError):
-    """Audio that cannot be used; `kind` is what it is counted under."""
+    """Audio that cannot be used. Problems are counted by `kind`; `detail` names the file and the reason."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
         self.kind, self.detail = kind, detail
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:  # exceptions with two arguments do not pickle by themselves
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:  # pickle would call AudioError(message)
         return AudioError, (self.kind, self.detail)
 
 
 @dataclass(frozen=True)
 class Audio:
-    """Samples in [-1, 1] of one channel, and what was found wrong with them."""
+    """Samples in [-1, 1] of one channel, and the names of their flaws: truncated, mixed to mono, clipped, silent."""
 
     samples: Samples
     rate_Hz: int
@@ -46,14 +47,14 @@ class Audio:
 
     @property
     def duration_s(self) -> float:
-        """How long it is."""
+        """Length of the samples."""
         return len(self.samples) / self.rate_Hz
 
 
 def utterance_audio(utterance: Utterance, rate_Hz: int | None = None) -> Audio:
-    """The audio of an utterance at a rate, by default the file's own. Raises AudioError if there is none to be had."""
+    """The audio of an utterance, resampled to `rate_Hz` (default: the rate of the file). Raises AudioError if it is unusable."""
     if utterance.audio is None:
-        raise AudioError("no audio", f"{utterance.id} comes without any")
+        raise AudioError("no audio", f"{utterance.id} has no audio file")
     audio = read_audio(utterance.audio, utterance.channel, utterance.start_s, utterance.duration_s)
     target_Hz = rate_Hz or audio.rate_Hz
     samples = resampled(audio.samples, round(audio.rate_Hz * utterance.speed), target_Hz)
@@ -61,7 +62,10 @@ def utterance_audio(utterance: Utterance, rate_Hz: int | None = None) -> Audio:
 
 
 def read_audio(path: Path, channel: int | None = None, start_s: float = 0.0, duration_s: float | None = None) -> Audio:
-    """A piece of a file at its own rate: WAV, FLAC, sphere and all else that libsndfile reads, PCM, µ-law or float."""
+    """A piece of a file at its own rate. Formats: WAV, FLAC, sphere and all others that libsndfile reads.
+
+    `channel` counts from 0; None averages all channels. Raises AudioError if the piece is unusable.
+    """
     if not (0 <= start_s < math.inf and 0 <= (duration_s or 0) < math.inf):
         raise AudioError("bad times", f"{path} from {start_s:g} s, for {duration_s} s")
     with _opened(path) as file:
@@ -72,11 +76,12 @@ def read_audio(path: Path, channel: int | None = None, start_s: float = 0.0, dur
         promised = _promised_frames(path, file) - first
         table_TC = _frames(file, first, wanted)
     samples, mixed = _one_channel(table_TC, channel, path)
-    heard_TC = table_TC if mixed else samples[:, None]  # a channel that is cut off stays so, however quiet the other
+    # Clipping is looked for before channels are averaged: the mean of a clipped and a quiet channel is not at full scale.
+    heard_TC = table_TC if mixed else samples[:, None]
     if len(samples) == 0:
         raise AudioError("no samples", f"{path} from {start_s:g} s")
     if not np.isfinite(samples).all():
-        raise AudioError("not finite", f"{path} has samples that are no numbers")
+        raise AudioError("not finite", f"{path} has samples that are NaN or infinite")
     flaws = {
         "truncated": len(samples) < (promised if wanted is None else wanted - SHORTER_S * rate_Hz),
         "mixed to mono": mixed,
@@ -87,31 +92,35 @@ def read_audio(path: Path, channel: int | None = None, start_s: float = 0.0, dur
 
 
 def audio_length_s(path: Path) -> tuple[float, int]:
-    """Seconds and samples per second of a file, by its header."""
+    """Length in seconds and sample rate of a file, from its header."""
     with _opened(path) as file:
         return file.frames / file.samplerate, int(file.samplerate)
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A SoundFile; what libsndfile cannot do with it is an AudioError."""
+    """An open SoundFile; errors of libsndfile become AudioError."""
     if not path.is_file():
         raise AudioError("missing file", str(path))
     if path.stat().st_size == 0:
         raise AudioError("empty file", str(path))
-    soundfile = _soundfile()
+    soundfile = soundfile_library()
     try:
         with soundfile.SoundFile(path) as file:
             yield file
-    except (soundfile.SoundFileError, OSError, TypeError) as error:  # TypeError: headerless audio, by its name
+    except (
+        soundfile.SoundFileError,
+        OSError,
+        TypeError,
+    ) as error:  # TypeError: the name says that the audio has no header
         raise AudioError("unreadable file", f"{path}: {_reason(path, error)}") from error
 
 
 def resampled(samples: Samples, from_Hz: int, to_Hz: int) -> Samples:
-    """The same sound at another rate: its spectrum, cut off or continued with zeros at the new Nyquist frequency.
+    """The same sound at another rate: its spectrum is cut off, or continued with zeros, at the new Nyquist frequency.
 
-    The last 4 % below the lower of the two Nyquist frequencies fade out, so that the filter rings for 3 ms and no more;
-    zeros at the end keep it from ringing around into the beginning.
+    The last 4 % below the lower of the two Nyquist frequencies fade out, so that the filter rings for at most 3 ms.
+    Zeros are appended first, because the Fourier transform is circular: the end would ring into the beginning.
     """
     if from_Hz == to_Hz:
         return samples
@@ -125,7 +134,7 @@ def resampled(samples: Samples, from_Hz: int, to_Hz: int) -> Samples:
 
 
 def _smooth(number: int) -> int:
-    """The next number without prime factors above 5, which Fourier transforms like.
+    """The next number without prime factors above 5; fast Fourier transforms are fast for such lengths.
 
     >>> _smooth(1021)
     1024
@@ -140,21 +149,20 @@ def _smooth(number: int) -> int:
         number += 1
 
 
-def _soundfile() -> Any:  # noqa: ANN401  # a module
-    try:
-        import soundfile
-    except ImportError as error:
-        raise MissingExtraError("reading audio", "speech") from error
-    return soundfile
+def soundfile_library() -> Any:  # noqa: ANN401  # a module
+    """The library `soundfile`. Raises MissingExtraError if it is not installed."""
+    return library("soundfile", "reading and writing audio")
 
 
 def _frames(file: Any, first: int, count: int | None) -> Samples:  # noqa: ANN401  # a SoundFile
-    """Frames × channels; of a file that breaks off, what can be had."""
+    """T×C samples; of a damaged file, the part before the damage."""
     if first >= file.frames:
         return np.zeros((0, file.channels), np.float32)
     file.seek(first)
     left = file.frames - first
-    if count is not None and count < left - file.samplerate / 1000:  # a length rounded to milliseconds cuts nothing off
+    if (
+        count is not None and count < left - file.samplerate / 1000
+    ):  # a duration rounded to milliseconds means up to the end
         left = count
     blocks = []
     try:
@@ -162,7 +170,7 @@ def _frames(file: Any, first: int, count: int | None) -> Samples:  # noqa: ANN40
             block = file.read(min(left, 1 << 20), dtype="float32", always_2d=True)
             blocks.append(block)
             left = left - len(block) if len(block) else 0
-    except _soundfile().LibsndfileError:
+    except soundfile_library().LibsndfileError:
         if not blocks:
             file.seek(first)
             blocks = _salvaged(file)
@@ -170,12 +178,12 @@ def _frames(file: Any, first: int, count: int | None) -> Samples:  # noqa: ANN40
 
 
 def _salvaged(file: Any) -> list[Samples]:  # noqa: ANN401  # a SoundFile
-    """Small blocks up to the one where a compressed file breaks."""
+    """Small blocks of a damaged compressed file, up to the first that cannot be decoded."""
     blocks: list[Samples] = []
     try:
         while len(block := file.read(1024, dtype="float32", always_2d=True)):
             blocks.append(block)
-    except _soundfile().LibsndfileError:
+    except soundfile_library().LibsndfileError:
         pass
     return blocks
 
@@ -184,19 +192,21 @@ def _one_channel(table_TC: Samples, channel: int | None, path: Path) -> tuple[Sa
     channels = table_TC.shape[1]
     if channel is not None:
         if not 0 <= channel < channels:
-            raise AudioError("missing channel", f"{path} has {channels}, channel {channel} (from 0) was asked for")
+            raise AudioError(
+                "missing channel", f"{path} has {channels} channels, asked for channel {channel} (counted from 0)"
+            )
         return np.ascontiguousarray(table_TC[:, channel]), False
     return table_TC.mean(axis=1, dtype=np.float32), channels > 1
 
 
 def _promised_frames(path: Path, file: Any) -> int:  # noqa: ANN401  # a SoundFile
-    """How many frames the header speaks of, where libsndfile believes the size of the file instead."""
+    """Frames according to the header. libsndfile derives their number from the size of the file, so truncation would not show."""
     if file.format == "NIST":
         with path.open("rb") as raw:
             count = re.search(rb"sample_count -i (\d+)", raw.read(1024))
         return int(count[1]) if count else int(file.frames)
     data = re.search(r"^data : (\d+) \(should be (\d+)\)", file.extra_info, re.MULTILINE)
-    if data and 0 < int(data[2]) < int(data[1]) < 0xFFFFFFF0:  # a stream of unknown length promises all ones
+    if data and 0 < int(data[2]) < int(data[1]) < 0xFFFFFFF0:  # in a stream of unknown length the field is all ones
         return int(file.frames) + 1
     return int(file.frames)
 

@@ -1,4 +1,4 @@
-"""Where data is found and where what was made of it is kept: archives, unpacked corpora, features."""
+"""Finding corpora, and the folder in which unpacked corpora, features and labels are cached."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARCHIVES = (".tar.xz", ".tar.gz", ".tgz", ".tar")
 
 
 def cache_folder(*parts: str) -> Path:
-    """A folder under $ROUNDELAY_CACHE, or else under the user's cache; made if it is not there."""
+    """A folder under $ROUNDELAY_CACHE, by default ~/.cache/roundelay. It is created if it does not exist."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     root = Path(os.environ.get("ROUNDELAY_CACHE") or Path(home) / "roundelay")
     folder = root.joinpath(*parts)
@@ -29,7 +29,7 @@ def cache_folder(*parts: str) -> Path:
 
 
 def fingerprint(*parts: object) -> str:
-    """Sixteen hexadecimal digits that change with any of the parts; parts are compared by their repr.
+    """Sixteen hexadecimal digits that change if the repr of any part changes.
 
     >>> fingerprint("an4", 40) == fingerprint("an4", 40), fingerprint("an4", 40) == fingerprint("an4", 41)
     (True, False)
@@ -41,7 +41,7 @@ def fingerprint(*parts: object) -> str:
 
 
 def state_of(path: Path) -> tuple[int, int]:
-    """Size and time of change of a file, by which a cache knows that it is another one; (-1, -1) if it is missing."""
+    """Size and modification time of a file; caches are renewed if they change. (-1, -1) if there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -51,7 +51,7 @@ def state_of(path: Path) -> tuple[int, int]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Only one process of this machine at a time is inside, for any one path; the others wait."""
+    """A lock between the processes of this machine, one for each path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)  # released by the kernel if the process dies
@@ -59,15 +59,16 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def find_corpus(name: str, data: Path | None = None) -> Path:
-    """The folder of a corpus that comes as an archive or unpacked; an archive is unpacked into the cache once.
+    """The folder of a corpus. An archive is unpacked into the cache once.
 
-    Looks at `data` itself and inside it; without it, in the directory that ROUNDELAY_DATA names.
+    `data` is the folder or the archive itself, or a folder that has one of them; by default $ROUNDELAY_DATA. Raises DataError if
+    there is none.
     """
     place = data or (Path(os.environ["ROUNDELAY_DATA"]) if os.environ.get("ROUNDELAY_DATA") else None)
     if place is None:
-        raise DataError(f"where is {name}? Give its folder or archive with --data, or set ROUNDELAY_DATA")
+        raise DataError(f"{name} is not found: give its folder or archive with --data, or set ROUNDELAY_DATA")
     if not place.exists():
-        raise DataError(f"there is no '{place}', where {name} should be")
+        raise DataError(f"there is no '{place}', which should have {name}")
     if place.is_file():
         return _unpacked(place)
     if (place / name).is_dir():
@@ -82,7 +83,7 @@ def find_corpus(name: str, data: Path | None = None) -> Path:
 
 
 def _unpacked(archive: Path) -> Path:
-    """The one folder inside an archive, in the cache."""
+    """The cached content of an archive; if it is a single folder, that folder."""
     target = cache_folder("corpora") / f"{archive.name.split('.')[0]}-{fingerprint(state_of(archive))}"
     with locked(target.with_suffix(".lock")):
         if not target.is_dir():
@@ -93,6 +94,6 @@ def _unpacked(archive: Path) -> Path:
             except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error) as error:
                 shutil.rmtree(fresh)
                 raise DataError(f"cannot unpack '{archive}': {error}") from error
-            fresh.rename(target)  # whoever sees the folder sees all of it
+            fresh.rename(target)  # the folder appears only when it is complete
     inside = [path for path in target.iterdir() if path.is_dir()]
     return inside[0] if len(inside) == 1 else target

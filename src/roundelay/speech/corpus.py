@@ -1,4 +1,4 @@
-"""A corpus is a value: utterances, where their audio is, what is said and by whom, and what is wrong with them."""
+"""A corpus: utterances with audio, speaker and text, and the problems that were found in it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ class Utterance:
     """One piece of speech.
 
     Attributes:
-        id: its name, unique in the corpus.
-        audio: the file; None where a corpus gives features only.
-        channel: of a file with several, counted from 0; None mixes them.
-        start_s: where in the file it begins.
-        duration_s: how long it is; None means up to the end of the file.
+        id: unique in the corpus.
+        audio: the file; None if the corpus has only features.
+        speaker: features are normalised per speaker.
         text: words with spaces between them.
+        split: train, valid, test or another name.
+        channel: of the file, counted from 0; None averages all channels.
+        start_s: offset of the utterance in the file.
+        duration_s: None means up to the end of the file.
         phones: phone times, if they are known.
         words: word times, if they are known.
-        speed: how many times as fast as recorded it is to be heard.
+        speed: the audio is played this many times as fast as recorded.
     """
 
     id: str
@@ -48,7 +50,7 @@ class Utterance:
     speed: float = 1.0
 
     def faster(self, speed: float) -> Utterance:
-        """The same at another speed (Ko et al. 2015), as said by another speaker: pitch and formants move too."""
+        """A copy at another speed (Ko et al. 2015). It counts as another speaker, since pitch and formants move too."""
         name = f"sp{speed:g}"
         return dataclasses.replace(
             self,
@@ -61,7 +63,7 @@ class Utterance:
 
 
 class Problems:
-    """What is wrong with a corpus: each kind counted, each case one line.
+    """Problems of a corpus: one line for each case, counted by kind.
 
     >>> problems = Problems()
     >>> problems.add("missing audio", "u1: no file a.wav")
@@ -77,21 +79,21 @@ class Problems:
         return len(self.cases)
 
     def add(self, kind: str, line: str) -> None:
-        """Note one case."""
+        """Add one case."""
         self.cases.append((kind, line))
 
     def counts(self) -> dict[str, int]:
-        """How many of each kind."""
+        """Cases of each kind."""
         return dict(Counter(kind for kind, _ in self.cases))
 
     def write(self, path: Path) -> None:
-        """One line for each case; no file if there is none."""
+        """Write one line for each case. Without cases the file is removed."""
         path.unlink(missing_ok=True)
         if self.cases:
             path.write_text("".join(f"{kind}: {line}\n" for kind, line in self.cases), encoding="utf-8")
 
     def summary(self) -> list[str]:
-        """One line for each kind: how many, and the first."""
+        """One line for each kind: the number of cases, and the first case."""
         first: dict[str, str] = {}
         for kind, line in self.cases:
             first.setdefault(kind, line)
@@ -99,40 +101,40 @@ class Problems:
 
 
 class FrameSource(Protocol):
-    """Features that somebody else has computed; a value that can be sent to other processes."""
+    """Features computed by another program. Must be picklable, since worker processes read them."""
 
     def __call__(self, utterance: Utterance) -> NDArray[np.float32]:
-        """T×F, or F for the whole utterance; DataError if there are none."""
+        """T×F features, or one vector of F for the whole utterance. Raises DataError if there are none."""
 
     def fingerprint(self) -> str:
-        """Changes when the features may have changed."""
+        """A string that changes when the features may have changed."""
 
 
 class StateSource(Protocol):
-    """State numbers of frames by utterance that somebody else has found."""
+    """State numbers of the frames of each utterance, computed by another program."""
 
     def __contains__(self, id: object) -> bool:
-        """Whether an utterance has some."""
+        """Whether there are numbers for an utterance."""
 
     def __getitem__(self, id: str) -> NDArray[np.int32]:
-        """One for each frame."""
+        """One number per frame."""
 
     def fingerprint(self) -> str:
-        """Changes when the numbers may have changed."""
+        """A string that changes when the numbers may have changed."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Utterances and what belongs to all of them.
+    """Utterances, and what they share.
 
     Attributes:
         description: one sentence.
-        lexicon: a pronunciation dictionary (a word and its phones on each line), if the corpus brings one.
-        frames: features that replace our own, if the corpus brings them (T×F for an utterance).
-        appended: more features beside the first (fMLLR, i-vectors), T×F or one vector for the whole utterance.
-        pdfs: state numbers of each frame, if the corpus brings such alignments.
-        tree: Kaldi's decision tree, whose states these are; phones.txt stands beside it.
-        stm, glm: references and rules of NIST's scorer for the test split, if there are any.
+        lexicon: a pronunciation dictionary (a word and its phones on each line), if the corpus has one.
+        frames: T×F features that replace our own, if the corpus has them.
+        appended: further features (fMLLR, i-vectors), T×F or one vector per utterance; appended to the first.
+        pdfs: the state number of each frame (Kaldi's pdfs), if the corpus has such alignments.
+        tree: Kaldi's decision tree that defines the states of `pdfs`; phones.txt must be beside it.
+        stm, glm: references and rules of NIST's scorer for the test split, if the corpus has them.
     """
 
     name: str
@@ -170,7 +172,7 @@ class Corpus:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The names of its splits, train, valid and test first."""
+        """Names of the splits; train, valid and test first."""
         found = {utterance.split for utterance in self.utterances}
         return (*(name for name in SPLITS if name in found), *sorted(found.difference(SPLITS)))
 
@@ -183,16 +185,16 @@ class Corpus:
 
     @property
     def phone_set(self) -> tuple[str, ...]:
-        """The phones of all alignments, sorted."""
+        """Phones that occur in the alignments, sorted."""
         aligned = (utterance.phones for utterance in self.utterances if utterance.phones)
         return tuple(sorted({phone for phones in aligned for phone in phones.symbols}))
 
     def replace(self, **changes: Any) -> Corpus:  # noqa: ANN401  # the fields of this class
-        """The same corpus with other values in some fields."""
+        """A copy with other values in some fields."""
         return dataclasses.replace(self, **changes)
 
     def realigned(self, phones: Mapping[str, Segments], words: Mapping[str, Segments] | None = None) -> Corpus:
-        """The same utterances with other phone (and word) times; those that have no new ones lose theirs."""
+        """A copy with other phone (and word) times. Utterances without new phone times have none."""
         return self.replace(
             utterances=tuple(
                 dataclasses.replace(
@@ -205,13 +207,13 @@ class Corpus:
         )
 
     def speed_perturbed(self, speeds: Iterable[float] = (0.9, 1.1)) -> Corpus:
-        """With copies of the training utterances at other speeds."""
+        """A corpus that also has copies of the training utterances at other speeds."""
         copies = (utt.faster(speed) for speed in speeds for utt in self.utterances if utt.split == "train")
         return self.replace(utterances=(*self.utterances, *copies))
 
 
 def split_name(text: str) -> str:
-    """The usual name of a split.
+    """Our name of a split.
 
     >>> split_name("dev"), split_name("Train")
     ('valid', 'train')

@@ -1,4 +1,4 @@
-"""A corpus in figures: how much of what, and what is wrong with it."""
+"""A summary of a corpus: hours, words, speakers and phones of each split, and all problems."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """One split in figures; `aligned` counts utterances with phone times or state numbers."""
+    """Figures of one split. `aligned` counts utterances with phone times or state numbers."""
 
     utterances: int
     hours: float
@@ -30,14 +30,14 @@ class SplitSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """A corpus in figures.
+    """Figures of a corpus.
 
     Attributes:
-        vocabulary: different words.
-        phones: of the alignments and the lexicon together.
-        unknown_words: those that the lexicon lacks, and how often they are said; empty without a lexicon.
-        rates_Hz: sample rates, and how many utterances have them.
-        problems: how many of each kind.
+        vocabulary: number of different words.
+        phones: phones of the alignments and of the lexicon.
+        unknown_words: words that the lexicon lacks, and how often they occur; empty without a lexicon.
+        rates_Hz: sample rates, and how many utterances have each.
+        problems: number of problems of each kind.
         cases: one line for each problem.
     """
 
@@ -53,20 +53,22 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class _Heard:
+class _Checked:
+    """What checking the audio of one utterance found."""
+
     duration_s: float = 0.0
     rate_Hz: int = 0
     problems: tuple[tuple[str, str], ...] = ()
 
 
 def summary(corpus: Corpus, *, listen: bool = True, progress: Progress | None = None) -> Summary:
-    """Figures of a corpus. With `listen` every file is read to its end; without, only headers are.
+    """Figures of a corpus. With `listen` all audio is read, otherwise only the headers of files.
 
-    `progress(done, of)` counts utterances.
+    `progress(done, total)` is called after each utterance.
     """
-    heard = _heard(corpus, listen=listen, progress=progress)
+    checked = _all_checked(corpus, listen=listen, progress=progress)
     problems = Problems(corpus.problems.cases)
-    for one in heard:
+    for one in checked:
         problems.cases.extend(one.problems)
     lexicon = Lexicon.read(corpus.lexicon) if corpus.lexicon else None
     unknown = lexicon.unknown(utterance.text for utterance in corpus.utterances) if lexicon else Counter[str]()
@@ -78,18 +80,18 @@ def summary(corpus: Corpus, *, listen: bool = True, progress: Progress | None = 
     return Summary(
         corpus.name,
         corpus.description,
-        {name: _split(corpus, name, heard) for name in corpus.splits},
+        {name: _split(corpus, name, checked) for name in corpus.splits},
         len({word for utterance in corpus.utterances for word in utterance.text.split()}),
         tuple(sorted(phones)),
         dict(unknown.most_common()),
-        dict(sorted(Counter(one.rate_Hz for one in heard if one.rate_Hz).items())),
+        dict(sorted(Counter(one.rate_Hz for one in checked if one.rate_Hz).items())),
         problems.counts(),
         tuple(f"{kind}: {line}" for kind, line in problems.cases),
     )
 
 
-def _split(corpus: Corpus, name: str, heard: Sequence[_Heard]) -> SplitSummary:
-    inside = [(utt, one) for utt, one in zip(corpus.utterances, heard, strict=True) if utt.split == name]
+def _split(corpus: Corpus, name: str, checked: Sequence[_Checked]) -> SplitSummary:
+    inside = [(utt, one) for utt, one in zip(corpus.utterances, checked, strict=True) if utt.split == name]
     return SplitSummary(
         utterances=len(inside),
         hours=sum(one.duration_s for _, one in inside) / 3600,
@@ -99,28 +101,28 @@ def _split(corpus: Corpus, name: str, heard: Sequence[_Heard]) -> SplitSummary:
     )
 
 
-def _heard(corpus: Corpus, *, listen: bool, progress: Progress | None) -> list[_Heard]:
-    """What the audio of each utterance is like; threads suffice, for reading leaves Python's lock alone."""
-    heard: list[_Heard] = []
+def _all_checked(corpus: Corpus, *, listen: bool, progress: Progress | None) -> list[_Checked]:
+    """Check utterances in threads: libsndfile reads without Python's global lock."""
+    checked: list[_Checked] = []
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for one in pool.map(lambda utterance: _listen(corpus, utterance, listen=listen), corpus.utterances):
-            heard.append(one)
+        for one in pool.map(lambda utterance: _checked(corpus, utterance, listen=listen), corpus.utterances):
+            checked.append(one)
             if progress:
-                progress(len(heard), len(corpus))
-    return heard
+                progress(len(checked), len(corpus))
+    return checked
 
 
-def _listen(corpus: Corpus, utterance: Utterance, *, listen: bool) -> _Heard:
+def _checked(corpus: Corpus, utterance: Utterance, *, listen: bool) -> _Checked:
     try:
         if utterance.audio is None:
             frames = corpus.frames(utterance) if corpus.frames else ()
-            return _Heard(len(frames) * FRAME_SHIFT_S)
+            return _Checked(len(frames) * FRAME_SHIFT_S)
         if not listen:
             whole_s, rate_Hz = audio_length_s(utterance.audio)
-            return _Heard(utterance.duration_s or whole_s - utterance.start_s, rate_Hz)
+            return _Checked(utterance.duration_s or whole_s - utterance.start_s, rate_Hz)
         audio = read_audio(utterance.audio, utterance.channel, utterance.start_s, utterance.duration_s)
     except AudioError as error:
-        return _Heard(problems=((error.kind, f"{utterance.id}: {error.detail}"),))
+        return _Checked(problems=((error.kind, f"{utterance.id}: {error.detail}"),))
     except DataError as error:
-        return _Heard(problems=(("no features", f"{utterance.id}: {error}"),))
-    return _Heard(audio.duration_s, audio.rate_Hz, tuple((flaw, utterance.id) for flaw in audio.flaws))
+        return _Checked(problems=(("no features", f"{utterance.id}: {error}"),))
+    return _Checked(audio.duration_s, audio.rate_Hz, tuple((flaw, utterance.id) for flaw in audio.flaws))

@@ -1,4 +1,4 @@
-"""What a finished run is worth in words: decode a split, score it, and leave the field's usual files in the run."""
+"""The word error rate of a finished run: decode a split, score it, and write the usual files into the run's folder."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from roundelay.speech.features import SHIFT_S
 from roundelay.speech.hub5 import PARTS, Turn, hub5
 from roundelay.speech.prepare import corpus_of
 from roundelay.speech.recognise import Recogniser, references
-from roundelay.speech.score import Score, score, write_scores
+from roundelay.speech.score import Score, score
+from roundelay.speech.score_files import write_scores
 from roundelay.speech.segments import Segments, write_ctm
 from roundelay.training.run_result import FinishedRun
 
 
 def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, Any]:
-    """WER and what belongs to it of one split of the run's corpus, or of the manifest folder `data`.
+    """WER and further figures of one split of the run's corpus, or of the manifest folder `data`.
 
-    Writes recogs-*.txt, errs-*.txt, words-*.ctm and evaluation-*.json into the run, and problems-*.txt if there are any.
-    `real_time_factor` is the time of network and search over that of the speech, on all processors that this process may use.
+    Writes recogs-*.txt, errs-*.txt, words-*.ctm and evaluation-*.json into the run, and problems-*.txt if there are problems.
+    `real_time_factor` is the time for network and search, on all processors of this process, divided by the length of the speech.
     """
     recogniser = Recogniser.of_run(FinishedRun.read(run))
     corpus = manifest(data) if data else corpus_of(recogniser.config)
@@ -35,12 +36,12 @@ def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, A
     frames, problems = found.of(chosen), found.problems_with(corpus)
     recogniser.prepare()
     began = time.perf_counter()
-    said = recogniser.recognised(frames)
+    hypotheses = recogniser.recognised(frames)
     elapsed_s = time.perf_counter() - began
-    result = score(references(chosen), {name: hypothesis.words for name, hypothesis in said.items()})
+    result = score(references(chosen), {name: hypothesis.words for name, hypothesis in hypotheses.items()})
     suffix = f"{corpus.name}-{split}" if data else split
     write_scores(run, suffix, result)
-    times = {name: recogniser.word_times(hypothesis) for name, hypothesis in said.items()}
+    times = {name: recogniser.word_times(hypothesis) for name, hypothesis in hypotheses.items()}
     write_ctm(run / f"words-{suffix}.ctm", times)
     speech_s = sum(map(len, frames.values())) * SHIFT_S
     figures = {
@@ -65,7 +66,7 @@ def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, A
 
 
 def _parts(result: Score) -> dict[str, float]:
-    """WER of Switchboard and of CallHome by our own scorer, without NIST's rules for what counts as the same word."""
+    """WER of Switchboard and of CallHome with our own scorer, which has no rules for equivalent words as NIST's has."""
     return {
         part: Score(tuple(each for each in result.utterances if each.name.startswith(prefix))).wer
         for part, prefix in PARTS.items()
@@ -81,7 +82,7 @@ def _turns(utterances: Sequence[Utterance], times: Mapping[str, Segments]) -> li
 
 
 def _hub5(turns: Sequence[Turn], stm: Path, glm: Path, folder: Path) -> dict[str, Any]:
-    """NIST's own scores of both parts; without its programs, why there are none."""
+    """Scores of both parts by NIST's programs, or the reason why these cannot run."""
     try:
         return {part: asdict(found) | {"wer": found.wer} for part, found in hub5(turns, stm, glm, folder).items()}
     except SpeechError as error:

@@ -1,4 +1,4 @@
-"""The features of a whole corpus: computed once, kept on disk, mapped into memory by every learner."""
+"""The features of a whole corpus: computed once, cached on disk, memory-mapped by every learner."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from roundelay.speech.cache import cache_folder, fingerprint, locked, state_of
 from roundelay.speech.corpus import Corpus, Problems, Utterance
 from roundelay.speech.features import FeatureConfig, SpeakerFeatures, speaker_features
 
-VERSION = 2  # of what features.py computes; changed with it, so that old caches are not taken for new ones
+VERSION = (
+    2  # part of the cache's key: raise it when features.py computes something else, so that old caches are not used
+)
 Progress = Callable[[int, int], None]
 
 
 class FeatureSet:
-    """Frames of many utterances in one file, read as views of mapped memory.
+    """Features of many utterances in one memory-mapped file.
 
     Attributes:
-        frames_NF: all of them, in half precision.
-        problems: what was found while they were computed; utterances that could not be used are not in the set.
-        audio_s: how much speech they are made of.
+        frames_NF: the frames of all utterances, in half precision.
+        problems: problems found while computing; unusable utterances are not in the set.
+        audio_s: seconds of speech.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,13 +42,11 @@ class FeatureSet:
         self._rows: dict[str, tuple[int, int]] = {id: (first, last) for id, first, last in index["utterances"]}
 
     def __reduce__(self) -> tuple[type[FeatureSet], tuple[Path]]:
-        return FeatureSet, (
-            self._folder,
-        )  # another process maps the file itself; a mapped array would travel as a copy
+        return FeatureSet, (self._folder,)  # the other process maps the file; pickling the array would copy it
 
     @property
     def dimension(self) -> int:
-        """F."""
+        """F, the number of features per frame."""
         return int(self.frames_NF.shape[1])
 
     def __len__(self) -> int:
@@ -59,34 +59,34 @@ class FeatureSet:
         return id in self._rows
 
     def __getitem__(self, id: str) -> NDArray[np.float16]:
-        """T×F of one utterance."""
+        """T×F features of one utterance."""
         first, last = self.rows(id)
         return self.frames_NF[first:last]
 
     def of(self, utterances: Iterable[Utterance]) -> dict[str, NDArray[np.float16]]:
-        """T×F of those utterances that could be used."""
+        """T×F features of each utterance that is in the set."""
         return {utterance.id: self[utterance.id] for utterance in utterances if utterance.id in self}
 
     def problems_with(self, corpus: Corpus) -> Problems:
-        """What is wrong with the corpus itself and with its audio; copies at other speeds are not told of again."""
+        """Problems of the corpus and of its audio, without repetitions for copies at other speeds."""
         copies = {utterance.id for utterance in corpus.utterances if utterance.speed != 1.0}
         heard = (case for case in self.problems.cases if case[1].partition(":")[0] not in copies)
         return Problems((*corpus.problems.cases, *heard))
 
     def rows(self, id: str) -> tuple[int, int]:
-        """First and last + 1 of an utterance's rows in `frames_NF`."""
+        """First row and last row + 1 of an utterance in `frames_NF`. Raises DataError if it is not in the set."""
         if id not in self._rows:
-            raise DataError(f"there are no features of '{id}': unusable audio, or not of this corpus")
+            raise DataError(f"there are no features of '{id}': its audio is unusable, or it is not in this corpus")
         return self._rows[id]
 
 
 def features(
     corpus: Corpus, config: FeatureConfig | None = None, workers: int | None = None, progress: Progress | None = None
 ) -> FeatureSet:
-    """The features of a corpus, from the cache or computed now; whoever comes while they are computed waits for them.
+    """The features of a corpus, from the cache or computed now. Other processes wait while one computes them.
 
-    `workers` is the number of processes, by default one for each core; the result does not depend on it.
-    `progress(done, of)` counts utterances.
+    `workers` is the number of processes, by default one per available processor; the result does not depend on it.
+    `progress(done, total)` counts utterances.
     """
     config = config or FeatureConfig()
     folder = cache_folder("features") / f"{corpus.name}-{features_key(corpus, config)}"
@@ -98,7 +98,7 @@ def features(
 
 
 def features_key(corpus: Corpus, config: FeatureConfig) -> str:
-    """Changes with everything the features depend on: configuration, files, speakers, what is appended, this code."""
+    """A string that changes with everything that the features depend on: settings, files, speakers, sources, VERSION."""
     pieces = [
         (utt.id, utt.audio and str(utt.audio), utt.channel, utt.start_s, utt.duration_s, utt.speed, utt.speaker)
         for utt in corpus.utterances
@@ -109,7 +109,7 @@ def features_key(corpus: Corpus, config: FeatureConfig) -> str:
 
 
 def _computed(corpus: Corpus, config: FeatureConfig, workers: int) -> Iterator[SpeakerFeatures]:
-    """Speaker by speaker, in the order of their first utterances."""
+    """Features of each speaker, in the order of the first utterances."""
     speakers: dict[str, list[Utterance]] = {}
     for utterance in corpus.utterances:
         speakers.setdefault(utterance.speaker, []).append(utterance)
@@ -117,13 +117,13 @@ def _computed(corpus: Corpus, config: FeatureConfig, workers: int) -> Iterator[S
     if workers == 1 or len(speakers) == 1:
         yield from map(compute, speakers.values())
         return
-    # Fresh processes, not forks: this one may have threads of torch in it.
+    # Spawned processes, not forks, because this process may have threads of torch.
     with ProcessPoolExecutor(min(workers, len(speakers)), mp_context=get_context("spawn")) as pool:
         yield from pool.map(compute, speakers.values())
 
 
 def _write(folder: Path, corpus: Corpus, speakers: Iterable[SpeakerFeatures], progress: Progress | None) -> None:
-    """Append speaker after speaker to one array; the index comes last, so that a set is there whole or not at all."""
+    """Write the frames of all speakers to one array, and then index.json, whose presence means that the set is complete."""
     index: list[tuple[str, int, int]] = []
     problems: list[tuple[str, str]] = []
     rows, dimension, done, audio_s = 0, 0, 0, 0.0
@@ -146,7 +146,9 @@ def _write(folder: Path, corpus: Corpus, speakers: Iterable[SpeakerFeatures], pr
         if not rows:
             raise DataError(f"no utterance of {corpus.name} is usable; {'; '.join(Problems(problems).summary())}")
         out.seek(0)
-        np.lib.format.write_array_header_1_0(out, _header(rows, dimension))  # NumPy leaves room for the number to grow
+        np.lib.format.write_array_header_1_0(
+            out, _header(rows, dimension)
+        )  # NumPy pads headers, so that the final one has the same length
     document = {"utterances": index, "problems": problems, "audio_s": audio_s}
     fresh = folder / "index.json.new"
     fresh.write_text(json.dumps(document))

@@ -1,4 +1,4 @@
-"""Kaldi's log-mel features with their derivatives, normalised per speaker."""
+"""Log-mel features as Kaldi computes them, with their derivatives, normalised per speaker."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ Frames: TypeAlias = NDArray[np.float32]
 
 WINDOW_MS, SHIFT_MS, LOWEST_Hz = 25, 10, 20.0
 SHIFT_S = SHIFT_MS / 1000
-BLOCK = 1000  # windows transformed at once: ten seconds, which stay in the processor's cache
+BLOCK = 1000  # windows transformed at once: ten seconds of audio fit into the processor's cache
 DELTA_REACH = 2  # frames to each side in the regression; Kaldi's default
-FRAMES_OFF = 3  # by which two feature files of one utterance may differ in length: edges are cut in several ways
-VARIANCE_FLOOR = 1e-4  # of log energies; below it a dimension is constant and becomes zero
+FRAMES_OFF = (
+    3  # two feature files of one utterance may differ by so many frames, since programs cut the edges differently
+)
+VARIANCE_FLOOR = 1e-4  # of log energies; below it a dimension counts as constant and becomes zero
 
 
 @dataclass(frozen=True)
 class FeatureConfig:
-    """What features depend on beside the audio.
+    """Settings of the features.
 
     Attributes:
-        rate_Hz: all audio is brought to it; the mel bank ends at half of it.
-        bins: of the mel bank.
+        rate_Hz: all audio is resampled to this rate; the mel filters end at half of it.
+        bins: number of mel filters.
         deltas: append first and second derivatives.
-        cmvn: mean 0 and variance 1 over each speaker, in every dimension but the appended ones.
+        cmvn: normalise each speaker to mean 0 and variance 1, except in appended features.
     """
 
     rate_Hz: int = 16000
@@ -42,10 +44,10 @@ class FeatureConfig:
 
 
 def log_mel(samples: Samples, rate_Hz: int, bins: int = 40) -> Frames:
-    """T×bins log energies as Kaldi computes them without dither: 25 ms Povey windows every 10 ms, pre-emphasis 0.97.
+    """T×bins log energies, as Kaldi computes them without dither: 25 ms Povey windows every 10 ms, pre-emphasis 0.97.
 
-    Samples in [-1, 1] are scaled to 16 bits, as Kaldi reads them. T = 1 + ⌊(N − 25 ms) / 10 ms⌋, or 0. All windows are
-    transformed at once, more than twice as fast as one by one in kaldi-native-fbank, which is the oracle of our tests.
+    Samples in [-1, 1] are scaled to 16 bits, as Kaldi reads them. T = 1 + ⌊(N − 25 ms) / 10 ms⌋, or 0. Many windows are
+    transformed at once, which is more than twice as fast as kaldi-native-fbank. The tests compare with that library.
     """
     window_K, bank_BF = _window(rate_Hz), _mel_bank(rate_Hz, bins)
     if len(samples) < len(window_K):
@@ -66,14 +68,14 @@ def _log_energies(frames_TK: Frames, window_K: Frames, bank_BF: Frames) -> Frame
 
 @functools.cache
 def _window(rate_Hz: int) -> Frames:
-    """Povey's window, (½ − ½ cos 2πk/(K−1))^0.85: a Hann window that does not go down to zero so early."""
+    """Povey's window, (½ − ½ cos 2πk/(K−1))^0.85: wider than a Hann window."""
     count = rate_Hz * WINDOW_MS // 1000
     return ((0.5 - 0.5 * np.cos(2 * np.pi * np.arange(count) / (count - 1))) ** 0.85).astype(np.float32)
 
 
 @functools.cache
 def _mel_bank(rate_Hz: int, bins: int) -> Frames:
-    """Triangles of equal width on the mel scale, m = 1127 ln(1 + f/700), from 20 Hz to half the rate."""
+    """Triangular filters of equal width on the mel scale, m = 1127 ln(1 + f/700), from 20 Hz to half the sample rate."""
     transform = 1 << (len(_window(rate_Hz)) - 1).bit_length()
     mel_B = _mel(np.arange(transform // 2 + 1) * rate_Hz / transform)[:, None]
     lowest, highest = _mel(np.array([LOWEST_Hz, rate_Hz / 2]))
@@ -88,7 +90,9 @@ def _mel(frequency_Hz: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def delta(frames_TF: Frames) -> Frames:
-    """d_t = Σ_n n (c_{t+n} − c_{t−n}) / (2 Σ_n n²), n = 1, 2: the slope of a line through five frames; ends repeated.
+    """d_t = Σ_n n (c_{t+n} − c_{t−n}) / (2 Σ_n n²), n = 1, 2: the slope of a line through five frames.
+
+    The first and the last frame are repeated beyond the ends.
 
     >>> delta(np.arange(7, dtype=np.float32)[:, None])[2:5, 0].tolist()
     [1.0, 1.0, 1.0]
@@ -102,13 +106,13 @@ def delta(frames_TF: Frames) -> Frames:
 
 
 def with_deltas(frames_TF: Frames) -> Frames:
-    """Frames, their derivatives and the derivatives of those, side by side."""
+    """Frames with their first and second derivatives, T×3F."""
     first = delta(frames_TF)
     return np.concatenate([frames_TF, first, delta(first)], axis=1)
 
 
 def mean_and_scale(utterances: Iterable[Frames]) -> tuple[Frames, Frames]:
-    """μ and 1/σ over all frames of several utterances, dimension by dimension; 0 for 1/σ where nothing varies."""
+    """μ and 1/σ of each dimension over all frames. 1/σ is 0 for a dimension that does not vary."""
     count, total, squares = 0, np.zeros(1), np.zeros(1)
     for frames_TF in utterances:
         count += len(frames_TF)
@@ -122,7 +126,7 @@ def mean_and_scale(utterances: Iterable[Frames]) -> tuple[Frames, Frames]:
 
 @dataclass
 class SpeakerFeatures:
-    """T×F features of one speaker's utterances, in half precision, and what was wrong with some of them."""
+    """T×F features of one speaker's utterances in half precision, and problems as pairs of kind and detail."""
 
     ids: list[str] = field(default_factory=list)
     frames: list[NDArray[np.float16]] = field(default_factory=list)
@@ -136,7 +140,7 @@ def speaker_features(
     frames: FrameSource | None = None,
     appended: Sequence[FrameSource] = (),
 ) -> SpeakerFeatures:
-    """The features of utterances that are normalised together; those that cannot be used are left out and named."""
+    """Features of utterances that are normalised together. Unusable utterances are left out; `problems` names them."""
     result = SpeakerFeatures()
     bases: list[Frames] = []
     extras: list[list[Frames]] = []
@@ -172,7 +176,7 @@ def _own_frames(utterance: Utterance, config: FeatureConfig, result: SpeakerFeat
 
 
 def _fitted(values: Frames, frames: int) -> Frames:
-    """One vector for the utterance, one for every few frames (Kaldi's online i-vectors), or one for each: T×F."""
+    """Appended features as T×F. They come as one vector per utterance, per frame, or per few frames (online i-vectors)."""
     if values.ndim == 1:
         return np.broadcast_to(values, (frames, len(values)))
     period = round(frames / len(values))

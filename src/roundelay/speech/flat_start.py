@@ -1,17 +1,17 @@
-"""A start from transcripts alone: Viterbi training of Gaussians.
+"""State labels from transcripts alone: Viterbi training of Gaussians.
 
-Cut every utterance into equal parts between where it first and last is loud, then in turn
+First the loud part of every utterance is divided equally among its phones. Then two steps alternate:
 
-    fit a Gaussian to the frames of each state        μ_s, σ²_s
-    align again under them                            argmax_π Σ_t log N(x_t; μ_{π(t)}, σ²_{π(t)}) + log a
+    fit Gaussians to the frames of each state        μ_s, σ²_s
+    align again with these Gaussians                 argmax_π Σ_t log N(x_t; μ_{π(t)}, σ²_{π(t)}) + log a
 
-Each of the two can only raise the total log likelihood, as long as a state has one Gaussian. A linear map first makes features
-suit diagonal covariances: the principal axes to begin with, then the directions that tell the states apart (linear
-discriminant analysis).
+With one Gaussian per state, both steps can only raise the total log likelihood. A linear map makes the features suitable
+for diagonal covariances: principal axes at first, then linear discriminant analysis.
 
-Silence is the hard part. Utterances begin with much more of it than a phone is long, and phones that are given some at first
-never let it go; hence the look at loudness. And it is no single sound but breath, clicks and the noise of each room: with
-one Gaussian it loses frames to neighbours that are broad (HH, the closure of P), so it gets several.
+Silence needs care. Utterances begin and end with silence that is longer than a phone. A phone that is given some of it at first
+never loses it again; this is why only the loud part is divided. And silence is not one sound, but breath, clicks and the
+noise of each room. With one Gaussian it would lose frames to phones with broad Gaussians (HH, the closure of P), so it
+gets several.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from numpy.typing import NDArray
 
 from roundelay.errors import SpeechError
 from roundelay.speech.align import Alignments, aligned, alignment_graphs
-from roundelay.speech.gaussians import Mixtures, Statistics, discriminant_axes, principal_axes, scatter
+from roundelay.speech.gaussians import Mixtures, Statistics, discriminant_axes, mean_and_covariance, principal_axes
 from roundelay.speech.graph import Graph
 from roundelay.speech.hmm import Occurrences, Tying, self_loops, state_labels
 from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.segments import Ints
 
 _DIMENSIONS = 40  # kept by the linear maps
-_CONTEXT = 3  # frames to either side that the discriminant analysis sees
-_ITERATIONS = 10  # at most, under each map
-_CONVERGED = 1e-3  # relative gain below which another iteration is not worth its time
-_SILENCES = 4  # Gaussians of each state of silence
-_ENDS = 5  # frames of each end of an utterance that are taken to be quiet in most of them
+_CONTEXT = 3  # frames to either side that the discriminant analysis includes
+_ITERATIONS = 10  # at most, with each linear map
+_CONVERGED = 1e-3  # iterations end when the relative gain is below this
+_SILENCE_GAUSSIANS = 4  # of each state of silence
+_ENDS = 5  # frames at each end of an utterance, which are quiet in most utterances
 _SMOOTHED = 5  # frames over which loudness is averaged
-_MARGIN = 8  # frames before the first loud one and after the last: consonants are soft
+_MARGIN = 8  # frames added before the first and after the last loud frame, because consonants are soft
 
 
-class Frames(Protocol):
-    """Features by utterance: a FeatureSet, or any mapping of arrays."""
+class FramesByUtterance(Protocol):
+    """Features of each utterance: a FeatureSet, or any mapping of arrays."""
 
     def __getitem__(self, id: str, /) -> NDArray[Any]:
-        """T×D."""
+        """T×D features of one utterance."""
 
 
-class Spoken(NamedTuple):
-    """What was said, and how words sound."""
+class Transcripts(NamedTuple):
+    """The text of each utterance, and the pronunciations of its words."""
 
     texts: Mapping[str, str]
     lexicon: Lexicon
 
 
 class Span(NamedTuple):
-    """Frames first … last − 1."""
+    """The frames first … last − 1."""
 
     first: int
     last: int
@@ -64,71 +64,76 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FlatStart:
-    """Alignments from transcripts, and the total cost after each iteration under each of the maps."""
+    """Alignments from transcripts, and the total cost after each iteration with each linear map."""
 
     alignments: Alignments
     costs: tuple[tuple[float, ...], ...]
 
 
 def flat_start(
-    features: Frames,
+    features: FramesByUtterance,
     texts: Mapping[str, str],
     lexicon: Lexicon,
     tying: Tying,
     workers: int | None = None,
 ) -> FlatStart:
-    """State labels from features and transcripts alone; `tying` should be `Monophones`, for there is nothing to tie yet."""
+    """State labels from features and transcripts. `tying` should be `Monophones`, since no tree can be grown before."""
     graphs, failed = alignment_graphs(texts, lexicon, tying)
     if not graphs:
-        raise _nothing(failed)
-    simple = _principal({name: features[name] for name in graphs}, graphs)
+        raise _nothing_aligned(failed)
+    principal = _principal({name: features[name] for name in graphs}, graphs)
     first: dict[str, Ints] = {}
-    for name, loudness_T in _loudness(simple).items():
+    for name, loudness_T in _loudness(principal).items():
         try:
             first[name] = uniform_alignment(len(loudness_T), loud_part(loudness_T), texts[name].split(), lexicon, tying)
         except SpeechError as error:
             failed[name] = str(error)
     if not first:
-        raise _nothing(failed)
+        raise _nothing_aligned(failed)
     graphs = {name: graphs[name] for name in first}
-    found, costs = _viterbi_training(simple, Alignments(first), graphs, _gaussians(tying, silences=1), workers)
+    found, costs = _viterbi_training(principal, Alignments(first), graphs, _number_of_gaussians(tying, 1), workers)
     stages = [costs]
     for _ in range(2):
-        sharp = _discriminant(simple, found.labels, tying)
-        found, costs = _viterbi_training(sharp, found, graphs, _gaussians(tying, _SILENCES), workers)
+        discriminant = _discriminant(principal, found.labels, tying)
+        number_S = _number_of_gaussians(tying, _SILENCE_GAUSSIANS)
+        found, costs = _viterbi_training(discriminant, found, graphs, number_S, workers)
         stages.append(costs)
     return FlatStart(Alignments(found.labels, {**failed, **found.failed}, found.cost), tuple(stages))
 
 
-def _nothing(failed: Mapping[str, str]) -> SpeechError:
+def _nothing_aligned(failed: Mapping[str, str]) -> SpeechError:
     return SpeechError(
-        f"no utterance can be aligned; the first reason: {next(iter(failed.values()), 'there are none')}"
+        f"no utterance can be aligned; the first reason: {next(iter(failed.values()), 'there are no utterances')}"
     )
 
 
-def aligned_alike(
-    features: Frames, known: Mapping[str, Ints], spoken: Spoken, tying: Tying, workers: int | None = None
+def aligned_by_known(
+    features: FramesByUtterance,
+    known: Mapping[str, Ints],
+    transcripts: Transcripts,
+    tying: Tying,
+    workers: int | None = None,
 ) -> Alignments:
-    """Align further utterances by the Gaussians of those whose labels are known."""
-    graphs, failed = alignment_graphs(spoken.texts, spoken.lexicon, tying)
-    simple = _principal({name: features[name] for name in (*known, *graphs)}, known)
-    sharp = _discriminant(simple, known, tying)
-    found = _realigned(sharp, known, graphs, _gaussians(tying, _SILENCES), workers)
+    """Align further utterances with Gaussians that are fitted to utterances with known labels."""
+    graphs, failed = alignment_graphs(transcripts.texts, transcripts.lexicon, tying)
+    principal = _principal({name: features[name] for name in (*known, *graphs)}, known)
+    discriminant = _discriminant(principal, known, tying)
+    found = _realigned(discriminant, known, graphs, _number_of_gaussians(tying, _SILENCE_GAUSSIANS), workers)
     return Alignments(found.labels, {**failed, **found.failed}, found.cost)
 
 
 def uniform_alignment(num_frames: int, loud: Span, words: Sequence[str], lexicon: Lexicon, tying: Tying) -> Ints:
-    """Equal shares of the loud part for all phones of the first pronunciations, and silence before and after it.
+    """The loud part, divided equally among the phones of the first pronunciations, with silence before and after.
 
-    Silence has as much as a phone where the loud part reaches the end of the utterance, or is too short for what was said.
-    Raises SpeechError when there are fewer frames than states.
+    If the loud part reaches an end of the utterance, or is too short for its phones, silence gets as much as a phone.
+    Raises SpeechError if there are fewer frames than states.
     """
     said = [tying.number(phone) for word in words for phone in lexicon[word][0]]
     phones = np.array([0, *said, 0], dtype=np.int32)
     least, share = tying.states_per_phone, num_frames // len(phones)
     if share < least:
         states = len(phones) * least
-        raise SpeechError(f"{num_frames} frames are too few for the {states} states of what was said")
+        raise SpeechError(f"{num_frames} frames are too few for the {states} states of the transcript")
     first = max(loud.first, least) if loud.first else share
     last = min(loud.last, num_frames - least) if loud.last < num_frames else num_frames - share
     if last - first < len(said) * least:
@@ -138,7 +143,7 @@ def uniform_alignment(num_frames: int, loud: Span, words: Sequence[str], lexicon
 
 
 def loud_part(loudness_T: NDArray[Any]) -> Span:
-    """From the first to the last frame above the middle between quiet and loud (the 5th and the 95th percentile), and a margin.
+    """From the first to the last loud frame, with a margin. Loud: above the middle of the 5th and 95th percentile.
 
     >>> loud_part(np.repeat([0.0, 1.0, 0.2, 1.0, 0.1], 20))
     Span(first=12, last=88)
@@ -151,7 +156,7 @@ def loud_part(loudness_T: NDArray[Any]) -> Span:
 
 
 def _loudness(features: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
-    """How far each frame lies from what utterances begin and end with, in the direction of the mean of all: x · (μ − μ_ends)."""
+    """x · (μ − μ_ends) of each frame x: how far it lies from the ends of utterances towards the mean of all frames."""
     frames = [np.asarray(frames_TD, np.float64) for frames_TD in features.values()]
     ends = np.mean(
         [frames_TD[at].mean(axis=0) for frames_TD in frames for at in (slice(_ENDS), slice(-_ENDS, None))], axis=0
@@ -161,8 +166,8 @@ def _loudness(features: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.floa
 
 
 def _principal(features: Mapping[str, NDArray[Any]], known: Iterable[str]) -> dict[str, NDArray[np.float32]]:
-    """Features along the principal axes of those that are known."""
-    _, covariance = scatter(features[name] for name in known)
+    """Features projected on the principal axes of the utterances `known`."""
+    _, covariance = mean_and_covariance(features[name] for name in known)
     axes = principal_axes(covariance, _DIMENSIONS)
     return {name: (np.asarray(frames_TD, np.float64) @ axes).astype(np.float32) for name, frames_TD in features.items()}
 
@@ -170,23 +175,23 @@ def _principal(features: Mapping[str, NDArray[Any]], known: Iterable[str]) -> di
 def _discriminant(
     features: Mapping[str, NDArray[Any]], labels: Mapping[str, Ints], tying: Tying
 ) -> dict[str, NDArray[np.float32]]:
-    """Features in the directions that tell the labelled states apart, of a few frames together."""
+    """A few adjacent frames each, projected on the directions that separate the labelled states best."""
     wide = {name: spliced(frames) for name, frames in features.items()}
-    _, covariance = scatter(wide[name] for name in labels)
+    _, covariance = mean_and_covariance(wide[name] for name in labels)
     seen = Statistics.of((wide[name] for name in labels), labels.values(), tying.num_states)
     axes = discriminant_axes(covariance, seen, _DIMENSIONS)
     return {name: (frames @ axes).astype(np.float32) for name, frames in wide.items()}
 
 
 def spliced(frames_TD: NDArray[Any]) -> NDArray[Any]:
-    """Each frame with `_CONTEXT` neighbours to either side, the edges repeated; shape T × (2·context + 1)·D."""
+    """Each frame with `_CONTEXT` neighbours to either side, T×(2·context + 1)·D. Edges are repeated."""
     padded = np.pad(frames_TD, ((_CONTEXT, _CONTEXT), (0, 0)), mode="edge")
     return np.concatenate([padded[i : i + len(frames_TD)] for i in range(2 * _CONTEXT + 1)], axis=1)
 
 
-def _gaussians(tying: Tying, silences: int) -> Ints:
-    """How many each state has: one, but for silence."""
-    return np.where(tying.phone_of_state == 0, silences, 1).astype(np.int32)
+def _number_of_gaussians(tying: Tying, of_silence: int) -> Ints:
+    """One Gaussian for each state, except the states of silence."""
+    return np.where(tying.phone_of_state == 0, of_silence, 1).astype(np.int32)
 
 
 def _viterbi_training(
@@ -210,7 +215,7 @@ def _realigned(
     number_S: Ints,
     workers: int | None,
 ) -> Alignments:
-    """Fit to what is labelled, then align what has a graph."""
+    """Fit Gaussians to the labelled utterances, then align the utterances that have a graph."""
     mixtures = Mixtures.fit([features[name] for name in labels], list(labels.values()), number_S)
     scores = {name: mixtures.log_likelihoods(features[name]) for name in graphs}
     return aligned(scores, graphs, self_loops(labels.values(), len(number_S)), workers=workers)

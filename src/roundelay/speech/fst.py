@@ -1,7 +1,7 @@
-"""Weighted transducers as NumPy arrays, and the way to kaldifst and back.
+"""Weighted transducers as NumPy arrays, and their conversion to and from kaldifst.
 
-OpenFst's `const` files are a header and two tables; reading and writing them as arrays is thousands of times faster than one
-Python call per arc, and makes a graph a value that can be pickled and rescaled.
+A `const` file of OpenFst is a header and two tables. Reading and writing the tables as arrays is thousands of times faster than
+one Python call per arc. And arrays can be pickled and rescaled.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from roundelay.errors import MissingExtraError
+from roundelay.speech.libraries import library
 
-Fst: TypeAlias = Any  # one of kaldifst's classes, which have no types
+Fst: TypeAlias = Any  # one of kaldifst's classes; the library has no types
 
 _ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("cost", "<f4"), ("target", "<i4")])
 _STATE = np.dtype([("final", "<f4"), ("first", "<u4"), ("arcs", "<u4"), ("ilabel_0", "<u4"), ("olabel_0", "<u4")])
@@ -31,7 +30,7 @@ _MAGIC, _VERSION, _EXPANDED = 2125659606, 2, 1
 
 @dataclass(frozen=True, eq=False)
 class Arcs:
-    """The arcs of a transducer, one array per column, and the final cost of every state (infinite where it is not final)."""
+    """The arcs of a transducer, one array per column, and the final cost of every node (infinite if it is not final)."""
 
     source: NDArray[np.int32]
     target: NDArray[np.int32]
@@ -46,7 +45,7 @@ class Arcs:
 
     @property
     def num_states(self) -> int:
-        """Number of the transducer's nodes."""
+        """Number of nodes."""
         return len(self.final)
 
 
@@ -59,8 +58,8 @@ def arcs(rows: Iterable[tuple[int, int, int, int, float]], final: ArrayLike, sta
 
 
 def to_kaldi(graph: Arcs) -> Fst:
-    """The transducer for kaldifst and kaldi-decoder: a StdConstFst."""
-    kaldifst = _kaldifst()
+    """The transducer as a StdConstFst, for kaldifst and kaldi-decoder."""
+    kaldifst = kaldifst_library()
     order = np.argsort(graph.source, kind="stable")
     table = np.empty(len(graph), dtype=_ARC)
     for name in ("ilabel", "olabel", "cost", "target"):
@@ -80,8 +79,8 @@ def to_kaldi(graph: Arcs) -> Fst:
 
 
 def from_kaldi(fst: Fst) -> Arcs:
-    """The arrays of any of kaldifst's transducers."""
-    kaldifst = _kaldifst()
+    """The arrays of any transducer of kaldifst."""
+    kaldifst = kaldifst_library()
     with _file_in_memory() as path:
         kaldifst.StdConstFst(fst).write(str(path))
         content = path.read_bytes()
@@ -94,13 +93,13 @@ def from_kaldi(fst: Fst) -> Arcs:
 
 
 def vector(graph: Arcs) -> Fst:
-    """The same as a StdVectorFst, which kaldifst's algorithms take."""
-    return _kaldifst().StdVectorFst(to_kaldi(graph))
+    """The transducer as a StdVectorFst, for the algorithms of kaldifst."""
+    return kaldifst_library().StdVectorFst(to_kaldi(graph))
 
 
 @contextmanager
 def _file_in_memory() -> Iterator[Path]:
-    """A path to memory, for libraries that read and write files only."""
+    """The path of a file in memory, because kaldifst reads and writes files only."""
     descriptor = os.memfd_create("graph.fst")
     try:
         yield Path(f"/proc/self/fd/{descriptor}")
@@ -108,10 +107,6 @@ def _file_in_memory() -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _kaldifst() -> ModuleType:
-    try:
-        import kaldifst
-    except ImportError as error:
-        raise MissingExtraError("decoding", "speech") from error
-    module: ModuleType = kaldifst
-    return module
+def kaldifst_library() -> Any:  # noqa: ANN401  # a module
+    """The library `kaldifst`. Raises MissingExtraError if it is not installed."""
+    return library("kaldifst", "decoding")

@@ -1,4 +1,4 @@
-"""The simplest acoustic model: one Gaussian per state, or a few; and linear maps after which diagonal covariances will do."""
+"""Acoustic models with one or a few Gaussians per state, and linear maps that make diagonal covariances suitable."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from roundelay.speech.hmm import Floats
 from roundelay.speech.segments import Ints
 
 _VARIANCE_FLOOR = 0.01  # of the variance over all frames
-_LEAST_VARIANCE = 1e-6  # of directions in which nothing varies, such as in silence
-_ROUNDS = 5  # of fitting Gaussians and assigning frames to them, after one was cut in two
+_LEAST_VARIANCE = 1e-6  # of directions in which the features are constant
+_ROUNDS = 5  # of fitting Gaussians and assigning frames to them, after a cluster was split in two
 
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Frames of each state, their sum and the sum of their squares: all that a Gaussian needs to know."""
+    """Number of frames of each state, their sum and the sum of their squares: enough to fit Gaussians."""
 
     count_S: NDArray[np.float64]
     sum_SD: NDArray[np.float64]
@@ -27,12 +27,12 @@ class Statistics:
 
     @classmethod
     def of(cls, frames: Iterable[NDArray[Any]], labels: Iterable[Ints], num_states: int) -> Statistics:
-        """Gathered utterance by utterance, so that memory does not grow with the corpus."""
+        """Statistics of labelled frames. One utterance at a time is in memory."""
         count, total, square = np.zeros(num_states), np.zeros((0, 0)), np.zeros((0, 0))
         for frames_TD, labels_T in zip(frames, labels, strict=True):
             if not total.size:
                 total, square = np.zeros((2, num_states, frames_TD.shape[1]))
-            # Labels come in runs; sums over runs leave little to scatter.
+            # Labels come in runs: sum each run first, since np.add.at is slow.
             starts = np.flatnonzero(np.diff(labels_T, prepend=-1))
             double = frames_TD.astype(np.float64)
             np.add.at(total, labels_T[starts], np.add.reduceat(double, starts, axis=0))
@@ -50,7 +50,7 @@ class Gaussians:
 
     @classmethod
     def fit(cls, seen: Statistics) -> Gaussians:
-        """Mean and variance of each state's frames; states without frames take those of all."""
+        """Mean and variance of each state's frames. A state without frames gets the mean and variance of all frames."""
         frames, count = seen.count_S.sum(), np.maximum(seen.count_S, 1)[:, None]
         overall = seen.sum_SD.sum(axis=0) / frames
         spread = seen.square_SD.sum(axis=0) / frames - overall**2
@@ -60,7 +60,7 @@ class Gaussians:
         return cls(mean, np.maximum(variance, np.maximum(_VARIANCE_FLOOR * spread, _LEAST_VARIANCE)))
 
     def log_likelihoods(self, frames_TD: NDArray[Any]) -> Floats:
-        """log N(x; μ_s, σ²_s) for all frames and states: −½ Σ_d [(x_d − μ_d)²/σ²_d + log 2πσ²_d], as two matrix products."""
+        """T×S log N(x; μ_s, σ²_s) = −½ Σ_d [(x_d − μ_d)²/σ²_d + log 2πσ²_d], as two matrix products."""
         precision = 1 / self.variance_SD
         constant = (self.mean_SD**2 * precision + np.log(2 * np.pi * self.variance_SD)).sum(axis=1)
         quadratic, linear = precision.T.astype(np.float32), (2 * self.mean_SD * precision).T.astype(np.float32)
@@ -70,13 +70,13 @@ class Gaussians:
 
 @dataclass(frozen=True, eq=False)
 class Mixtures:
-    """One Gaussian or several for each state: p(x | s) = max_c w_c N(x; μ_c, σ²_c) over the components c of s.
+    """One or several Gaussians per state: p(x | s) = max_c w_c N(x; μ_c, σ²_c) over the components c of s.
 
-    As a frame belongs to one state in Viterbi training, so it belongs to one component of it.
+    The maximum takes the place of a sum, because Viterbi training assigns each frame to one component of one state.
 
     Attributes:
-        components: all Gaussians, those of a state side by side.
-        log_weight_C: of the share that each has in the frames of its state.
+        components: all Gaussians; those of a state are adjacent.
+        log_weight_C: log of the fraction of its state's frames that each component has.
         first_S: the first component of each state.
     """
 
@@ -86,7 +86,7 @@ class Mixtures:
 
     @classmethod
     def fit(cls, frames: Sequence[NDArray[Any]], labels: Sequence[Ints], number_S: Ints) -> Mixtures:
-        """`number_S` says how many components each state has."""
+        """Fit `number_S` components to the frames of each state."""
         first_S = (np.cumsum(number_S) - number_S).astype(np.int32)
         component = [first_S[labels_T] for labels_T in labels]
         for state in np.flatnonzero(number_S > 1):
@@ -100,26 +100,27 @@ class Mixtures:
         return cls(Gaussians.fit(seen), _log_share(seen.count_S, in_state_C), first_S)
 
     def log_likelihoods(self, frames_TD: NDArray[Any]) -> Floats:
-        """ln p(x | s) for all frames and states."""
+        """T×S ln p(x | s)."""
         weighted_TC = self.components.log_likelihoods(frames_TD) + self.log_weight_C
         return np.asarray(np.maximum.reduceat(weighted_TC, self.first_S, axis=1), dtype=np.float32)
 
 
 def _log_share(count: NDArray[np.float64], of: NDArray[np.float64]) -> NDArray[np.float64]:
-    """ln(count / of): −∞ where there are none, 0 where there is nothing to have a share of."""
+    """ln(count / of); −∞ where count is 0, and 0 where `of` is 0."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(np.where(of > 0, count / np.maximum(of, 1), 1.0)))
 
 
 def _clusters(frames_ND: NDArray[Any], number: int) -> Ints:
-    """Which of `number` Gaussians each frame belongs to.
+    """The cluster 0 … number − 1 of each frame.
 
-    The largest cluster is cut in two across its longest axis; then frames go to the likeliest of fitted Gaussians, a few times.
+    The largest cluster is split in two across its longest axis. Then, a few times, Gaussians are fitted to all clusters and
+    each frame goes to the most likely one. This is repeated until there are `number` clusters.
     """
     cluster_N = np.zeros(len(frames_ND), dtype=np.int32)
     for fresh in range(1, number if len(frames_ND) else 1):
         inside = np.flatnonzero(cluster_N == np.bincount(cluster_N).argmax())
-        mean, covariance = scatter([frames_ND[inside]])
+        mean, covariance = mean_and_covariance([frames_ND[inside]])
         above = (frames_ND[inside] - mean) @ principal_axes(covariance, 1)[:, 0] > 0
         cluster_N[inside[above]] = fresh
         for _ in range(_ROUNDS):
@@ -129,8 +130,8 @@ def _clusters(frames_ND: NDArray[Any], number: int) -> Ints:
     return cluster_N
 
 
-def scatter(frames: Iterable[NDArray[Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and covariance of all frames."""
+def mean_and_covariance(frames: Iterable[NDArray[Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and covariance of all frames of several utterances."""
     count, total, square = 0, np.zeros(1), np.zeros((1, 1))
     for frames_TD in frames:
         double = frames_TD.astype(np.float64)
@@ -140,22 +141,22 @@ def scatter(frames: Iterable[NDArray[Any]]) -> tuple[NDArray[np.float64], NDArra
 
 
 def principal_axes(covariance_DD: NDArray[np.float64], dimensions: int) -> NDArray[np.float64]:
-    """D × k, the directions of largest variance."""
+    """D×k matrix of the directions of largest variance."""
     _, axes = np.linalg.eigh(covariance_DD)
     return np.asarray(axes[:, ::-1][:, :dimensions], dtype=np.float64)
 
 
 def discriminant_axes(covariance_DD: NDArray[np.float64], seen: Statistics, dimensions: int) -> NDArray[np.float64]:
-    """D × k, the directions in which the states differ most, scaled so that each state's covariance is near the identity.
+    """D×k matrix of the directions in which the states differ most (Fisher's linear discriminant analysis).
 
-    They solve  S_between v = λ S_within v  (Fisher).
+    The columns solve  S_between v = λ S_within v  with  vᵀ S_within v = 1.  With the Cholesky factor S_within = L Lᵀ and
+    v = L⁻ᵀ u this is the ordinary eigenproblem  L⁻¹ S_between L⁻ᵀ u = λ u.
     """
-    from scipy.linalg import eigh
-
     share = seen.count_S / seen.count_S.sum()
     means = seen.sum_SD / np.maximum(seen.count_S, 1)[:, None] - seen.sum_SD.sum(axis=0) / seen.count_S.sum()
     between = (means * share[:, None]).T @ means
     within = covariance_DD - between
     within += (1e-6 * np.trace(within) / len(within) + _LEAST_VARIANCE) * np.eye(len(within))
-    _, axes = eigh(between, within)
-    return np.asarray(axes[:, ::-1][:, :dimensions], dtype=np.float64)
+    inverse = np.linalg.inv(np.linalg.cholesky(within))
+    _, rotated = np.linalg.eigh(inverse @ between @ inverse.T)
+    return np.asarray((inverse.T @ rotated)[:, ::-1][:, :dimensions], dtype=np.float64)

@@ -1,16 +1,17 @@
 """The decoding graph H ∘ C ∘ L ∘ G: from acoustic states, frame by frame, to words.
 
-    G   which words follow which, and at what cost         an n-gram model, or the one sentence that was said
-    L   which phones a word is made of, silence between    the lexicon
-    C   what stands to the left and right of a phone       nothing for monophones
-    H   which states a phone in context passes through     the tying
+    G   words and the costs of their sequences            an n-gram model, or one known sentence
+    L   the phones of each word, optional silence         the lexicon
+    C   the left and right neighbours of each phone       nothing for monophones
+    H   the states of each phone in context               the tying
 
-Composed, determinised, minimised; then each state gets its self-loop. Labels on the way in are state + 1 (0 consumes no
-frame), labels on the way out are the word's place in the lexicon + 1.
+They are composed, determinised and minimised; then each state gets its self-loop. Input labels are state + 1 (0 consumes no
+frame). Output labels are the index of the word in the lexicon + 1.
 
-Costs are kept apart: those of L and G are on the arcs, those of the HMM follow from an arc's state. So LM scale, insertion
-penalty and transition probabilities can be changed on a finished graph, exactly: along every path each part sums to what it
-would be, wherever determinisation has moved it, and scaling never changes which of two like paths is the cheaper.
+Costs are kept apart: arcs carry the costs of L and G, and the costs of the HMM follow from the state of an arc. So the LM scale,
+the insertion penalty and the transition probabilities can be changed on a finished graph. This is exact: along every path each
+part has the same sum, wherever determinisation has moved it, and scaling does not change which of two paths with the same
+states and words is cheaper.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from roundelay.errors import SpeechError
-from roundelay.speech.fst import Arcs, Fst, arcs, from_kaldi, to_kaldi, vector
+from roundelay.speech.fst import Arcs, Fst, arcs, from_kaldi, kaldifst_library, to_kaldi, vector
 from roundelay.speech.hmm import Tying
 from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.lm import BEGIN, END, Gram, NGram
 
-SILENCE_PROB = 0.5  # of silence at a word's end, and at the beginning
+SILENCE_PROB = 0.5  # probability of silence after a word, and at the beginning
 _LN10 = math.log(10)
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A finished graph: a value of NumPy arrays, from which decoders with any scales are made."""
+    """A finished graph as NumPy arrays. `fst` adds scales and transition probabilities."""
 
-    arcs: Arcs  # cost: of L and G only
-    loop: NDArray[np.bool_]  # which arcs stay in their state
+    arcs: Arcs  # with the costs of L and G only
+    loop: NDArray[np.bool_]  # which arcs are self-loops
     words: tuple[str, ...]
     num_states: int
 
     def fst(self, self_loops: ArrayLike | None = None, *, lm_scale: float = 1.0, insertion_penalty: float = 0.0) -> Fst:
         """A StdConstFst with costs lm_scale·(L, G) + insertion_penalty per word − ln a_s or − ln(1 − a_s) per frame.
 
-        Without `self_loops` a_s = ½, so that the HMM has no opinion.
+        Without `self_loops` a_s = ½, so that all transitions cost the same.
         """
         loops = np.full(self.num_states, 0.5) if self_loops is None else np.asarray(self_loops, dtype=np.float64)
         if loops.shape != (self.num_states,):
@@ -59,20 +60,19 @@ class Graph:
 
 
 def decoding_graph(lexicon: Lexicon, lm: NGram, tying: Tying) -> Graph:
-    """H ∘ C ∘ L ∘ G for recognition.
-
-    Words that only the lexicon or only the language model knows cannot be recognised; `lm.vocabulary` and `lexicon.words` tell.
-    """
+    """H ∘ C ∘ L ∘ G for recognition. Only words that are in the lexicon and in the language model can be recognised."""
     if not set(lm.vocabulary) & set(lexicon.words):
-        raise SpeechError("the language model and the lexicon have no word in common; is one in lower case?")
+        raise SpeechError("the language model and the lexicon have no word in common; check upper and lower case")
     return _graph(lexicon, tying, grammar(lm, lexicon), determinise=True)
 
 
 def alignment_graph(lexicon: Lexicon, words: Sequence[str], tying: Tying) -> Graph:
-    """H ∘ C ∘ L ∘ G where G says just these words: what is left to find is pronunciations, silences and times."""
+    """H ∘ C ∘ L ∘ G where G is one sentence: the search finds its pronunciations, silences and times."""
     strange = lexicon.unknown([" ".join(words)])
     if strange:
-        raise SpeechError(f"not in the lexicon: {', '.join(strange)}; add them, or leave such utterances out")
+        raise SpeechError(
+            f"words that are not in the lexicon: {', '.join(strange)}; add them, or leave such utterances out"
+        )
     number = _word_numbers(lexicon)
     sentence = [(i, i + 1, number[word], number[word], 0.0) for i, word in enumerate(words)]
     final = np.full(len(words) + 1, np.inf)
@@ -81,9 +81,9 @@ def alignment_graph(lexicon: Lexicon, words: Sequence[str], tying: Tying) -> Gra
 
 
 def grammar(lm: NGram, lexicon: Lexicon) -> Arcs:
-    """G: a state per history, backing off to the next shorter one on the mark #0."""
+    """G: one node per history. The disambiguation symbol #0 leads to the next shorter history (backoff)."""
     number = _word_numbers(lexicon)
-    backoff_mark = len(number) + 1
+    backoff_symbol = len(number) + 1
     histories: dict[Gram, int] = {(): 0}
     for grams in lm.grams:
         for gram in grams:
@@ -100,12 +100,12 @@ def grammar(lm: NGram, lexicon: Lexicon) -> Arcs:
                 rows.append((here, _longest(gram, histories, lm.order), word, word, cost))
             if gram in histories:
                 cost = -scored.log10_backoff * _LN10
-                rows.append((histories[gram], _longest(gram[1:], histories, lm.order), backoff_mark, 0, cost))
+                rows.append((histories[gram], _longest(gram[1:], histories, lm.order), backoff_symbol, 0, cost))
     return arcs(rows, final, start=histories.get((BEGIN,), 0))
 
 
 def _longest(gram: Gram, histories: dict[Gram, int], order: int) -> int:
-    """The longest end of a gram that is a history."""
+    """The node of the longest suffix of an n-gram that is a history."""
     gram = gram[max(0, len(gram) - order + 1) :]
     while gram not in histories:
         gram = gram[1:]
@@ -117,9 +117,10 @@ def _word_numbers(lexicon: Lexicon) -> dict[str, int]:
 
 
 def lexicon_arcs(lexicon: Lexicon, tying: Tying, *, marked: bool) -> Arcs:
-    """L: a loop over all pronunciations with optional silence before the first word and after each.
+    """L: a loop over all pronunciations, with optional silence before the first word and after each word.
 
-    Phones are their number + 1; after them come the marks, of which #0 lets G's backoff pass.
+    Input labels are the phone's number + 1. Higher labels are the disambiguation symbols (marks) #0, #1, …, if `marked`; #0
+    passes the backoff of G.
     """
     number, mark_0 = _word_numbers(lexicon), len(tying.phones) + 1
     loop, silent, begin = 0, 1, 2
@@ -143,8 +144,7 @@ def lexicon_arcs(lexicon: Lexicon, tying: Tying, *, marked: bool) -> Arcs:
 
 
 def _graph(lexicon: Lexicon, tying: Tying, G: Arcs, *, determinise: bool) -> Graph:
-    import kaldifst
-
+    kaldifst = kaldifst_library()
     LG = kaldifst.compose(_lexicon_fst(lexicon, tying, determinise), to_kaldi(G))
     if determinise:
         _compact(LG)
@@ -161,31 +161,28 @@ def _graph(lexicon: Lexicon, tying: Tying, G: Arcs, *, determinise: bool) -> Gra
     return Graph(looped, loop, lexicon.words, tying.num_states)
 
 
-@lru_cache(maxsize=4)  # alignment needs the same one for every utterance
+@lru_cache(maxsize=4)  # alignment uses the same one for every utterance
 def _lexicon_fst(lexicon: Lexicon, tying: Tying, marked: bool) -> Fst:  # noqa: FBT001
-    import kaldifst
-
     L = vector(lexicon_arcs(lexicon, tying, marked=marked))
-    kaldifst.arcsort(L, "olabel")
+    kaldifst_library().arcsort(L, "olabel")
     return L
 
 
 def _compact(fst: Fst) -> None:
-    import kaldifst
-
+    kaldifst = kaldifst_library()
     kaldifst.determinize_star(fst)
     kaldifst.minimize_encoded(fst)
 
 
 def _states_of(windows: Sequence[Sequence[int]], tying: Tying) -> Arcs:
-    """H: for each window of phones its chain of states; marks pass, as labels beyond the states."""
+    """H: the chain of states of each context window of phones. Marks pass through; their labels come after the states."""
     phones = np.array(
         [i for i, window in enumerate(windows) if window and window[tying.context_width // 2 % len(window)] > 0]
     )
     marks = [i for i, window in enumerate(windows) if len(window) == 1 and window[0] <= 0]
     n, loop = tying.states_per_phone, 0
     padded = np.array([windows[i] for i in phones], dtype=np.int32).reshape(len(phones), tying.context_width)
-    # Phones are number + 1; 0 lies outside the utterance, where silence is, whose number is 0 as well.
+    # Labels of phones are number + 1. Label 0 means outside the utterance; silence, number 0, is assumed there.
     numbers = np.maximum(padded - 1, 0)
     chains = tying.chains(numbers[:, 0], numbers[:, tying.context_width // 2], numbers[:, -1]) + 1
     inner = 1 + np.arange(len(phones) * (n - 1), dtype=np.int32).reshape(len(phones), n - 1)
@@ -207,9 +204,10 @@ def _states_of(windows: Sequence[Sequence[int]], tying: Tying) -> Arcs:
 
 
 def with_self_loops(graph: Arcs) -> tuple[Arcs, NDArray[np.bool_]]:
-    """A self-loop after every arc that consumes a frame, with its label; and which arcs are such loops.
+    """The graph with a self-loop after every arc that consumes a frame, and which arcs are such loops.
 
-    A node that is entered by one label only takes the loop itself; others get, for each label, a node in front of them.
+    The loop has the label of the arc. It is put on the target node if all arcs into that node have this label. Otherwise a new
+    node with the loop is put before the target, one for each label.
     """
     emits = graph.ilabel > 0
     entered, which = np.unique(np.stack([graph.target[emits], graph.ilabel[emits]]), axis=1, return_inverse=True)

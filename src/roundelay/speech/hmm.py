@@ -1,7 +1,7 @@
-"""Hidden Markov models of phones: which acoustic state stands for what, and how long one stays in it.
+"""Hidden Markov models of phones: states, state labels of frames, priors and transition probabilities.
 
-A phone is a chain of states, left to right, each with a self-loop. An acoustic *state* is a column of the network's output; a
-*tying* says which column serves position k of a phone between its neighbours:
+A phone is a chain of n states, left to right, each with a self-loop. A state is one output of the network. A *tying* maps a
+phone, its two neighbours and the position k in the chain to a state:
 
     monophones   state(left, phone, right, k) = n·phone + k
     triphones    a decision tree over left and right (`tree.py`)
@@ -28,18 +28,19 @@ Floats = NDArray[np.float32]
 
 
 class Tying(ABC):
-    """Which acoustic state serves position k of a phone between its neighbours; phones are given by number.
+    """The state of each position of a phone between its neighbours. Phones are given by number.
 
-    Silence is phone 0 and stands for whatever lies outside an utterance. Context never matters for silence itself.
+    Silence is phone 0. It is also the neighbour of the first and the last phone of an utterance. The states of silence do
+    not depend on its neighbours.
     """
 
-    context_width: int  # 1: the phone alone decides; 3: also its neighbours
+    context_width: int  # 1: states depend on the phone only; 3: also on its neighbours
 
     def __init__(self, phones: Sequence[str], states_per_phone: int = 3) -> None:
         if states_per_phone < 2:
             raise SpeechError(
                 f"states_per_phone must be at least 2, got {states_per_phone}: "
-                "with one state a repeated phone cannot be told from a long one"
+                "with one state, a phone said twice and a long phone look the same"
             )
         if len(set(phones)) != len(phones) or not phones:
             raise SpeechError(f"phones must be distinct and begin with silence, got {tuple(phones)}")
@@ -50,17 +51,17 @@ class Tying(ABC):
     @property
     @abstractmethod
     def num_states(self) -> int:
-        """Number of acoustic states, the width of the network's output."""
+        """Number of states, which is the number of outputs of the network."""
 
     @property
     @abstractmethod
     def phone_of_state(self) -> Ints:
-        """The phone that each state belongs to."""
+        """The phone of each state."""
 
     @property
     @abstractmethod
     def position_of_state(self) -> Ints:
-        """The place 0 … n−1 of each state in its phone."""
+        """The position 0 … n−1 of each state in its phone."""
 
     @abstractmethod
     def chains(self, left: ArrayLike, phone: ArrayLike, right: ArrayLike) -> Ints:
@@ -68,28 +69,28 @@ class Tying(ABC):
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """A value that json can write; `tree.tying_from_json` reads it."""
+        """A value for JSON; `tree.tying_from_json` is the inverse."""
 
     @property
     def silence(self) -> str:
-        """The phone that may stand between words."""
+        """The phone that may occur between words."""
         return self.phones[0]
 
     def number(self, phone: str) -> int:
-        """The number of a phone."""
+        """The number of a phone. Raises SpeechError if it is unknown."""
         if phone not in self._number:
             raise SpeechError(unknown("phone", phone, self.phones))
         return self._number[phone]
 
 
 class Monophones(Tying):
-    """Every phone has n states of its own, whatever stands beside it."""
+    """Every phone has its own n states, whatever its neighbours are."""
 
     context_width = 1
 
     @property
     def num_states(self) -> int:
-        """Phones × n."""
+        """Number of phones × n."""
         return len(self.phones) * self.states_per_phone
 
     @cached_property
@@ -99,22 +100,22 @@ class Monophones(Tying):
 
     @cached_property
     def position_of_state(self) -> Ints:
-        """State s stands at s mod n."""
+        """State s has position s mod n."""
         return np.arange(self.num_states, dtype=np.int32) % self.states_per_phone
 
     def chains(self, left: ArrayLike, phone: ArrayLike, right: ArrayLike) -> Ints:
-        """n·phone + (0 … n−1)."""
+        """States n·phone + (0 … n−1)."""
         n = self.states_per_phone
         chains: Ints = np.add.outer(np.asarray(phone) * n, np.arange(n)).astype(np.int32)
         return chains
 
     def to_json(self) -> dict[str, Any]:
-        """Phones and the number of states are all there is."""
+        """A value for JSON."""
         return {"kind": "monophones", "phones": list(self.phones), "states_per_phone": self.states_per_phone}
 
 
 class Occurrences(NamedTuple):
-    """The phones of one utterance in order: numbers and the frame at which each begins; they fill the utterance."""
+    """The phones of one utterance in order: their numbers, and the first frame of each. They cover all frames."""
 
     phones: Ints
     starts: Ints
@@ -122,20 +123,20 @@ class Occurrences(NamedTuple):
 
     @property
     def durations(self) -> Ints:
-        """Frames of each occurrence."""
+        """Number of frames of each phone."""
         return np.diff(self.starts, append=self.num_frames).astype(np.int32)
 
     @property
     def neighbours(self) -> tuple[Ints, Ints]:
-        """The phones to the left and to the right of each; silence outside."""
+        """The left and the right neighbour of each phone; silence outside the utterance."""
         padded = np.concatenate([[0], self.phones, [0]]).astype(np.int32)
         return padded[:-2], padded[2:]
 
 
 def occurrences(phones: Segments, num_frames: int, tying: Tying) -> Occurrences:
-    """Phones in frames: frame t belongs to the segment in which its centre (t + ½)·shift lies, otherwise to silence."""
+    """Phone times in frames: frame t belongs to the segment that contains its centre (t + ½)·shift, else to silence."""
     start, duration = np.array(phones.starts_s), np.array(phones.durations_s)
-    # The last element serves index −1: frames before the first segment, or in a gap.
+    # The last element is for index −1: frames before the first segment, or in a gap.
     number = np.array([*(tying.number(phone) for phone in phones.symbols), 0], dtype=np.int32)
     centre = (np.arange(num_frames) + 0.5) * FRAME_SHIFT_S
     owner = np.searchsorted(start, centre, side="right") - 1
@@ -148,18 +149,18 @@ def occurrences(phones: Segments, num_frames: int, tying: Tying) -> Occurrences:
 
 
 def state_labels(found: Occurrences, tying: Tying) -> Ints:
-    """One state per frame: each phone's d frames are shared evenly, frame i of d gets position ⌊n(i + ½)/d⌋."""
+    """The state of each frame. Frame i of the d frames of a phone gets position ⌊n(i + ½)/d⌋."""
     left, right = found.neighbours
     durations = found.durations
     which = np.repeat(np.arange(len(found.phones)), durations)
-    place = np.arange(found.num_frames) - found.starts[which]
-    position = tying.states_per_phone * (2 * place + 1) // (2 * durations[which])
+    frame_in_phone = np.arange(found.num_frames) - found.starts[which]
+    position = tying.states_per_phone * (2 * frame_in_phone + 1) // (2 * durations[which])
     labels: Ints = tying.chains(left, found.phones, right)[which, position]
     return labels
 
 
 def frame_labels(phones: Segments, num_frames: int, tying: Tying) -> Ints:
-    """State labels of an utterance from the times of its phones; what no segment covers is silence.
+    """State labels of an utterance from its phone times. Frames outside all segments are silence.
 
     >>> alignment = Segments(("T", "AH"), (0.0, 0.03), (0.03, 0.04))
     >>> frame_labels(alignment, 10, Monophones(("SIL", "AH", "T"))).tolist()
@@ -169,7 +170,7 @@ def frame_labels(phones: Segments, num_frames: int, tying: Tying) -> Ints:
 
 
 def phones_in(labels_T: ArrayLike, tying: Tying) -> Occurrences:
-    """The inverse of `state_labels`: a phone begins where the phone changes or the position falls back.
+    """The inverse of `state_labels`. A phone begins where the phone changes or the position decreases.
 
     >>> phones_in([6, 7, 8, 6, 8, 3, 4], Monophones(("SIL", "AH", "T"))).phones.tolist()
     [2, 2, 1]
@@ -183,14 +184,14 @@ def phones_in(labels_T: ArrayLike, tying: Tying) -> Occurrences:
 
 
 def phone_segments(labels_T: ArrayLike, tying: Tying) -> Segments:
-    """Phones of a state alignment, in seconds."""
+    """Phone times, in seconds, of a state alignment."""
     found = phones_in(labels_T, tying)
     rows = zip(found.phones.tolist(), found.starts.tolist(), found.durations.tolist(), strict=True)
     return segments((tying.phones[i], round(t * FRAME_SHIFT_S, 6), round(d * FRAME_SHIFT_S, 6)) for i, t, d in rows)
 
 
 def counts(labels: Iterable[ArrayLike], num_states: int) -> NDArray[np.int64]:
-    """How many frames each state has."""
+    """Number of frames of each state."""
     total = np.zeros(num_states, dtype=np.int64)
     for labels_T in labels:
         total += np.bincount(np.asarray(labels_T), minlength=num_states)
@@ -198,16 +199,16 @@ def counts(labels: Iterable[ArrayLike], num_states: int) -> NDArray[np.int64]:
 
 
 def log_priors(labels: Iterable[ArrayLike], num_states: int) -> Floats:
-    """ln p(s), with one frame added to each state so that unseen ones stay finite."""
+    """ln p(s). One frame is added to each state, so that states without frames stay finite."""
     smoothed = counts(labels, num_states) + 1.0
     priors: Floats = np.log(smoothed / smoothed.sum()).astype(np.float32)
     return priors
 
 
 def self_loops(labels: Iterable[ArrayLike], num_states: int) -> Floats:
-    """a_s, the probability of staying in state s, from how long alignments stay: mean duration = 1 / (1 − a_s).
+    """a_s, the probability of staying in state s, from the mean duration 1 / (1 − a_s) of its visits.
 
-    One visit of two frames is added to each state, so that unseen ones have a_s = ½ and none has 0 or 1.
+    One visit of two frames is added to each state, so that a_s is never 0 or 1, and ½ for a state without frames.
     """
     visits, frames = np.ones(num_states), np.full(num_states, 2.0)
     for labels_T in labels:

@@ -1,7 +1,7 @@
-"""Hub5-2000: scored by NIST's own program, Switchboard and CallHome apart.
+"""Scores of Hub5-2000 by NIST's own program, separately for Switchboard and CallHome.
 
 `hubscr.pl` of SCTK applies the global mapping file (.glm) to reference (.stm) and hypothesis (.ctm) and aligns them with sclite.
-Debian has it in the package `sctk` (PyPI's package of that name is something else); NIST has the source.
+Debian has it in the package `sctk` (not the package of that name on PyPI); the source is at NIST.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from roundelay.errors import SpeechError
 from roundelay.speech.segments import Segments
 
 _DEBIAN = Path("/usr/lib/sctk/bin/hubscr.pl")
-PARTS = {"switchboard": "sw", "callhome": "en"}  # how the names of conversations begin
+PARTS = {"switchboard": "sw", "callhome": "en"}  # prefixes of the names of conversations
 # | speaker | sentences words | correct substitutions deletions insertions errors sentence errors |
 _ROW = re.compile(r"\|\s*(\S+)\s*\|\s*\d+\s+(\d+)\s*\|\s*(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+\d+\s+\d+\s*\|")
 
 
 class Turn(NamedTuple):
-    """What one side of a conversation was heard to say from `start_s` on; the words' times count from there."""
+    """Recognised words of one side of a conversation. Word times are relative to `start_s`."""
 
     recording: str
     channel: str
@@ -34,7 +34,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Hub5Score:
-    """Counts of errors in one part of the test set."""
+    """Error counts of one part of the test set."""
 
     words: int = 0
     substitutions: int = 0
@@ -56,10 +56,7 @@ class Hub5Score:
 
 
 def hubscr() -> Path:
-    """Where the program is.
-
-    Raises SpeechError when it is not installed.
-    """
+    """Path of the program hubscr.pl. Raises SpeechError if it is not installed."""
     found = shutil.which("hubscr.pl")
     if found:
         return Path(found)
@@ -71,7 +68,7 @@ def hubscr() -> Path:
 
 
 def hub5(turns: Iterable[Turn], stm: str | Path, glm: str | Path, folder: str | Path) -> dict[str, Hub5Score]:
-    """Scores of `switchboard`, `callhome` and `all`; NIST's reports stay in `folder`."""
+    """Scores of `switchboard`, `callhome` and `all`. The files and reports of NIST's program stay in `folder`."""
     program = hubscr().resolve()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +86,7 @@ def hub5(turns: Iterable[Turn], stm: str | Path, glm: str | Path, folder: str | 
 
 
 def scorable(stm: str) -> str:
-    """An stm without what hubscr.pl stumbles over in the LDC's: doubled parentheses, and marks of what is said aside.
+    """An stm file without what hubscr.pl cannot read in the LDC's: doubled parentheses, and <b_aside> marks.
 
     >>> scorable("en_4156 A en_4156_A 1.0 2.0 <O,en,F,en-F> ((uh) <B_ASIDE> yes <E_ASIDE> right")
     'en_4156 A en_4156_A 1.0 2.0 <O,en,F,en-F> (uh)  yes  right'
@@ -98,7 +95,7 @@ def scorable(stm: str) -> str:
 
 
 def write_hub5_ctm(path: str | Path, turns: Iterable[Turn]) -> None:
-    """All words with their times in the conversation, in NIST's order."""
+    """Write all words with their times in the conversation, sorted as NIST's program needs them."""
     rows = sorted(
         (turn.recording, turn.channel, turn.start_s + start, duration, word)
         for turn in turns
@@ -112,7 +109,7 @@ def write_hub5_ctm(path: str | Path, turns: Iterable[Turn]) -> None:
 
 
 def by_part(raw_report: str) -> dict[str, Hub5Score]:
-    """Counts of sclite's raw report, summed over the speakers of each part."""
+    """Counts in sclite's raw report, summed over the speakers of each part."""
     scores = {"switchboard": Hub5Score(), "callhome": Hub5Score(), "all": Hub5Score()}
     for speaker, words, _, substitutions, deletions, insertions in _ROW.findall(raw_report):
         if speaker.startswith("Sum"):
@@ -123,5 +120,5 @@ def by_part(raw_report: str) -> dict[str, Hub5Score]:
             if speaker.lower().startswith(prefix):
                 scores[part] += row
     if not scores["all"].words:
-        raise SpeechError("sclite's raw report has no speaker with words; is the reference empty?")
+        raise SpeechError("sclite's raw report has no speaker with words; check that the reference is not empty")
     return scores

@@ -1,4 +1,4 @@
-"""Words and how they are pronounced.
+"""Words and their pronunciations.
 
 >>> lexicon = Lexicon({"TWO": [("T", "UW")], "TO": [("T", "UW"), ("T", "AH")]})
 >>> lexicon.phones
@@ -25,7 +25,7 @@ _VARIANT = re.compile(r"(?P<word>.+)\(\d+\)$")
 
 @dataclass(frozen=True)
 class Entry:
-    """One word in one pronunciation; `mark` > 0 is the disambiguation symbol that follows its phones."""
+    """One pronunciation of one word. `mark` > 0 is the disambiguation symbol after its phones; 0 is none."""
 
     word: str
     phones: Pronunciation
@@ -33,14 +33,14 @@ class Entry:
 
 
 class Lexicon:
-    """A value: words, sorted; their pronunciations, several where people say a word in several ways; a silence phone.
+    """Words in sorted order, each with one or more pronunciations, and the name of the silence phone.
 
-    Silence may stand between words and is never part of one. Homophones are welcome: `entries()` marks them.
+    Silence may occur between words but never inside one. Homophones are allowed: `entries()` marks them.
     """
 
     def __init__(self, pronunciations: Mapping[str, Iterable[Sequence[str]]], silence: str = "SIL") -> None:
         self.silence = silence
-        # dict.fromkeys drops repetitions and keeps the order, in which a lexicon lists the likeliest first.
+        # dict.fromkeys drops repetitions and keeps the order: lexicons list the most likely pronunciation first.
         self._prons = {w: tuple(dict.fromkeys(map(tuple, prons))) for w, prons in sorted(pronunciations.items())}
         for word, prons in self._prons.items():
             _check(word, prons, silence)
@@ -49,11 +49,11 @@ class Lexicon:
 
     @classmethod
     def read(cls, path: str | Path, silence: str = "SIL") -> Lexicon:
-        """A lexicon from a text file: `WORD P1 P2 …` per line.
+        """Read a text file with one pronunciation per line: `WORD P1 P2 …`.
 
-        Further pronunciations stand on lines of their own, as `WORD` again (Kaldi's lexicon.txt) or as `WORD(2)` (CMU, AN4).
-        Entries that are only silence (Kaldi's `!SIL SIL`) are left out, for silence is optional between all words. Comments are
-        lines that begin with `;;;` or `#`, and what follows a lone `#` behind phones (CMU's dictionary).
+        Further pronunciations have lines of their own, as `WORD` again (Kaldi's lexicon.txt) or as `WORD(2)` (CMU, AN4).
+        Entries that are only silence (Kaldi's `!SIL SIL`) are left out, since silence is optional between all words.
+        Comments are lines that begin with `;;;` or `#`, and everything after ` # ` (CMU's dictionary).
         """
         prons: dict[str, list[Pronunciation]] = {}
         for number, line in enumerate(lines_of(path), start=1):
@@ -71,12 +71,12 @@ class Lexicon:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """All words, sorted; a word's number in graphs is its place here + 1."""
+        """All words, sorted. The label of a word in graphs is its index here + 1."""
         return tuple(self._prons)
 
     @property
     def phones(self) -> tuple[str, ...]:
-        """Silence first, then all others sorted."""
+        """All phones: silence first, the others sorted."""
         return (self.silence, *sorted({p for prons in self._prons.values() for pron in prons for p in pron}))
 
     def __contains__(self, word: str) -> bool:
@@ -89,13 +89,14 @@ class Lexicon:
         return len(self._prons)
 
     def unknown(self, texts: Iterable[str]) -> Counter[str]:
-        """Out-of-vocabulary words of some transcripts, and how often each occurs."""
+        """Words of the transcripts that are not in the lexicon, and how often each occurs."""
         return Counter(word for text in texts for word in text.split() if word not in self._prons)
 
     def entries(self) -> tuple[Entry, ...]:
-        """All pronunciations, marked so that no phones-plus-mark is that of two words or the beginning of another.
+        """All pronunciations, with disambiguation symbols.
 
-        Without the marks L ∘ G has no deterministic form: TO and TWO sound alike, and so do CAR and the start of CARD.
+        With its symbol, no pronunciation equals another one or is the beginning of another one. Otherwise L ∘ G could not be
+        determinised: TO and TWO sound alike, and CAR sounds like the beginning of CARD.
         """
         all_prons = [(word, pron) for word, prons in self._prons.items() for pron in prons]
         sounds = Counter(pron for _, pron in all_prons)
@@ -110,19 +111,19 @@ class Lexicon:
 
     @cached_property
     def num_marks(self) -> int:
-        """How many disambiguation symbols `entries` uses."""
+        """Number of disambiguation symbols in `entries`."""
         return max(entry.mark for entry in self.entries())
 
     def write(self, path: str | Path) -> None:
-        """Kaldi's lexicon.txt."""
+        """Write the lexicon as Kaldi's lexicon.txt."""
         lines = [f"{e.word} {' '.join(e.phones)}\n" for e in self.entries()]
         Path(path).write_text("".join(lines), encoding="utf-8")
 
 
 def _check(word: str, prons: tuple[Pronunciation, ...], silence: str) -> None:
     if not word or word.split() != [word] or word in {"<s>", "</s>", "<eps>"} or word.startswith("#"):
-        raise SpeechError(f"'{word}' cannot be a word: no spaces, no leading #, none of <s>, </s>, <eps>")
+        raise SpeechError(f"'{word}' cannot be a word: spaces, a leading #, <s>, </s> and <eps> are not allowed")
     if not prons or any(not pron for pron in prons):
         raise SpeechError(f"'{word}' needs at least one phone in each pronunciation, got {list(prons)}")
     if any(silence in pron for pron in prons):
-        raise SpeechError(f"'{word}' contains the silence phone '{silence}', which may only stand between words")
+        raise SpeechError(f"'{word}' contains the silence phone '{silence}', which may only occur between words")

@@ -1,4 +1,4 @@
-"""The papers' acoustic model: bidirectional LSTMs, a linear bottleneck, and a softmax over the states of the HMM."""
+"""The acoustic model of the papers: bidirectional LSTMs, a linear bottleneck, and a softmax over the states of the HMM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_se
 from roundelay.speech.hmm import Floats
 from roundelay.training.config import at_least
 
-FRAMES_AT_ONCE = 8000  # of several utterances, padding included: enough to keep the processor busy, and little memory
+FRAMES_AT_ONCE = 8000  # frames of a batch, padding included: enough to keep a processor busy with little memory
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class ModelConfig:
     """Sizes of the model.
 
     Attributes:
-        layers: of LSTMs; the papers have 6.
-        width: of a layer in each direction; 512 in the papers.
-        bottleneck: of the linear layer before the softmax; 256 in the papers.
-        dropout: of every layer's output, while training.
+        layers: number of LSTM layers; 6 in the papers.
+        width: units of a layer in each direction; 512 in the papers.
+        bottleneck: units of the linear layer before the softmax; 256 in the papers.
+        dropout: probability, on the output of every layer, during training.
     """
 
     layers: int = at_least(1, 2)
@@ -47,7 +47,7 @@ class AcousticModel(nn.Module):
 
     def __init__(self, features: int, states: int, config: ModelConfig) -> None:
         super().__init__()
-        between = config.dropout if config.layers > 1 else 0.0  # torch warns of dropout that has no layer to act on
+        between = config.dropout if config.layers > 1 else 0.0  # torch warns about dropout with a single layer
         self.lstm = nn.LSTM(
             features, config.width, config.layers, batch_first=True, dropout=between, bidirectional=True
         )
@@ -56,7 +56,7 @@ class AcousticModel(nn.Module):
         self.output = nn.Linear(config.bottleneck, states)
 
     def forward(self, frames_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """logits_BTS. With lengths, what lies beyond them is not seen: the backward LSTM begins at each last frame."""
+        """logits_BTS. With `lengths_B`, padding is ignored: the backward LSTM begins at the last frame of each utterance."""
         if lengths_B is None:
             hidden_BTH, _ = self.lstm(frames_BTF)
         else:
@@ -70,8 +70,8 @@ def log_posteriors(module: nn.Module, frames: Mapping[str, NDArray[Any]]) -> dic
     batches = _batches_of_like_length({name: len(each) for name, each in frames.items()})
     was_training, threads = module.training, torch.get_num_threads()
     module.eval()
-    # One batch per thread, not one step of the LSTM shared by all: steps are small, and on a busy machine two threads that
-    # wait for each other at each of them took 28 times as long as one.
+    # Each batch has one thread of its own. Threads that share every step of an LSTM wait for each other after each small step;
+    # on a busy machine this took 28 times as long with two threads as with one.
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(threads) as pool:
@@ -96,7 +96,7 @@ def _scored(module: nn.Module, utterances: Sequence[NDArray[Any]]) -> list[Float
 
 
 def _batches_of_like_length(lengths: Mapping[str, int]) -> list[list[str]]:
-    """Names, the longest first, in batches of at most FRAMES_AT_ONCE frames after padding (or one utterance).
+    """Names, longest utterance first, in batches of at most FRAMES_AT_ONCE frames with padding, or of one utterance.
 
     >>> _batches_of_like_length({"a": 5000, "b": 100, "c": 4000})
     [['a'], ['c', 'b']]

@@ -1,7 +1,7 @@
-"""From frames to words with the model of a finished run.
+"""Recognition and alignment with the model of a finished run.
 
-A run's folder `recogniser` has what the network alone does not know: states.json (the tying, priors and transitions),
-lexicon.txt, lm.arpa, and scales.json, tuned on the validation split. So a run can be moved away from its corpus.
+The folder `recogniser` of a run has what is needed beside the network: states.json (tying, priors and transitions), lexicon.txt,
+lm.arpa, and scales.json, which are tuned on the validation split. So a run works without its corpus.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torch import nn
 
 from roundelay.errors import ConfigError, DataError
 from roundelay.speech.align import aligned, alignment_graphs
+from roundelay.speech.config import SpeechConfig
 from roundelay.speech.corpus import Utterance
-from roundelay.speech.decode import Decoder, Hypothesis, Scales, decode_all, log_likelihoods, tuned, word_times
+from roundelay.speech.decode import Decoder, Hypothesis, Scales, decode_all, log_likelihoods
 from roundelay.speech.feature_set import features
 from roundelay.speech.features import speaker_features
 from roundelay.speech.graph import decoding_graph
@@ -29,21 +30,23 @@ from roundelay.speech.hmm import Floats, Tying, phone_segments
 from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.lm import NGram
 from roundelay.speech.model import AcousticModel, log_posteriors
-from roundelay.speech.prepare import Prepared, SpeechConfig, corpus_of, language_model, prepared
+from roundelay.speech.prepare import Prepared, corpus_of, language_model, prepared
 from roundelay.speech.segments import Segments
 from roundelay.speech.tree import tying_from_json
+from roundelay.speech.tuning import tuned
+from roundelay.speech.word_times import word_times
 from roundelay.training.run_result import FinishedRun
 
 log = logging.getLogger("roundelay")
 
-NUMBERS_AT_ONCE = 2**28  # frames × states whose likelihoods are in memory together: 1 GiB, and as much for copies
+NUMBERS_AT_ONCE = 2**28  # frames × states of likelihoods in memory at a time: 1 GiB, and as much for copies
 
 FOLDER = "recogniser"
 STATES, LEXICON, ARPA, SCALES = "states.json", "lexicon.txt", "lm.arpa", "scales.json"
 
 
 class Times(NamedTuple):
-    """Phones and words of utterances with their times, and why some have none."""
+    """Phone and word times of utterances, and the reason for each utterance that could not be aligned."""
 
     phones: dict[str, Segments]
     words: dict[str, Segments]
@@ -52,7 +55,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Recogniser:
-    """A network and everything that turns its output into words."""
+    """A network, and everything that turns its output into words."""
 
     module: nn.Module
     config: SpeechConfig
@@ -66,13 +69,13 @@ class Recogniser:
 
     @classmethod
     def of_run(cls, run: FinishedRun) -> Recogniser:
-        """The recogniser of a finished run; what the run lacks is made from its corpus, and kept."""
+        """The recogniser of a finished run. Missing files, such as scales.json, are made from the run's corpus and saved."""
         config = run.settings
         if not isinstance(config, SpeechConfig):
-            raise ConfigError(f"'{run.folder}' is no run of speech recognition but of {run.task_class.__name__}")
+            raise ConfigError(f"'{run.folder}' is not a run of speech recognition, but of {run.task_class.__name__}")
         folder = run.folder / FOLDER
         if not (folder / STATES).is_file():
-            leave(prepared(config), config, folder)
+            save_recogniser(prepared(config), config, folder)
         states = json.loads((folder / STATES).read_text())
         tying = tying_from_json(states["tying"])
         priors, loops = (np.array(states[name], dtype=np.float32) for name in ("log_priors", "self_loops"))
@@ -81,25 +84,25 @@ class Recogniser:
         return cls(module, config, tying, lexicon, lm, priors, loops, states["features"])._with_scales(folder)
 
     def _with_scales(self, folder: Path) -> Recogniser:
-        """Those tuned before, or now on the validation split of the run's corpus, if it is here and has one."""
+        """A copy with tuned scales. They are tuned and saved if scales.json is missing and the corpus has a validation split."""
         if not (folder / SCALES).is_file():
             try:
                 corpus = corpus_of(self.config)
             except DataError as error:
-                log.warning("the scales have not been tuned yet, and cannot be: %s; taking the usual ones", error)
+                log.warning("the scales of the decoder cannot be tuned: %s; using the default scales", error)
                 return self
             if "valid" not in corpus.splits:
                 return self
             log.info("tuning the scales on the validation split, once")
             chosen = corpus.split("valid")
             frames = features(corpus, self.config.features).of(chosen)
-            decoder, trials = tuned(self._decoder, self._lots(frames), references(chosen))
+            decoder, trials = tuned(self._decoder, self._batches(frames), references(chosen))
             record = {"scales": asdict(decoder.scales), "trials": [asdict(trial) for trial in trials]}
             (folder / SCALES).write_text(json.dumps(record, indent=2))
         return replace(self, scales=Scales(**json.loads((folder / SCALES).read_text())["scales"]))
 
     def prepare(self) -> None:
-        """Make the graph now, which takes a while, and not when it is first needed."""
+        """Make the decoding graph now, not when it is first needed. This takes some seconds with large models."""
         self._decoder  # noqa: B018  # a cached property
 
     @cached_property
@@ -107,41 +110,41 @@ class Recogniser:
         return Decoder(decoding_graph(self.lexicon, self.lm, self.tying), self.self_loops, self.scales)
 
     def log_likelihoods(self, frames: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
-        """log p(x|s) of whole utterances, up to what all states share."""
+        """T×S log p(x|s) of whole utterances, up to a constant per frame that is the same for all states."""
         for name, frames_TF in frames.items():
             if frames_TF.shape[1] != self.features:
                 raise DataError(
-                    f"'{name}' has {frames_TF.shape[1]} features a frame, and the network was trained on {self.features}: with "
-                    "features of Kaldi's, perhaps, which other audio does not bring along"
+                    f"'{name}' has {frames_TF.shape[1]} features a frame, and the network was trained on {self.features}; a "
+                    "network trained on features of Kaldi needs such features for all audio"
                 )
         scores = log_posteriors(self.module, frames)
         return {name: log_likelihoods(scores_TS, self.log_priors) for name, scores_TS in scores.items()}
 
-    def _lots(self, frames: Mapping[str, NDArray[Any]]) -> Iterable[Mapping[str, Floats]]:
-        """The likelihoods of some utterances at a time, as many as memory has room for; may be gone through again."""
-        lots = _lots_of(frames, NUMBERS_AT_ONCE // self.tying.num_states)
-        if len(lots) == 1:
-            return [self.log_likelihoods(lots[0])]
-        return _Again(lambda: map(self.log_likelihoods, lots))
+    def _batches(self, frames: Mapping[str, NDArray[Any]]) -> Iterable[Mapping[str, Floats]]:
+        """Likelihoods in batches of utterances that fit into memory. The result can be iterated several times."""
+        batches = _batches_of(frames, NUMBERS_AT_ONCE // self.tying.num_states)
+        if len(batches) == 1:
+            return [self.log_likelihoods(batches[0])]
+        return _Reiterable(lambda: map(self.log_likelihoods, batches))
 
     def recognised(self, frames: Mapping[str, NDArray[Any]], workers: int | None = None) -> dict[str, Hypothesis]:
-        """What was said in each utterance."""
-        said: dict[str, Hypothesis] = {}
-        for lot in self._lots(frames):
-            said |= decode_all(self._decoder, lot, workers)
-        return said
+        """The best hypothesis of each utterance."""
+        found: dict[str, Hypothesis] = {}
+        for batch in self._batches(frames):
+            found |= decode_all(self._decoder, batch, workers)
+        return found
 
     def word_times(self, hypothesis: Hypothesis) -> Segments:
-        """When each of its words was said."""
+        """The times of the words of a hypothesis."""
         return word_times(hypothesis, self.lexicon, self.tying)
 
     def times(self, frames: Mapping[str, NDArray[Any]], texts: Mapping[str, str]) -> Times:
-        """When what is known to be said was said: the best path through the states of each text."""
+        """Phone and word times of known texts: the best path through the states of each text."""
         graphs, failed = alignment_graphs({name: texts[name] for name in frames}, self.lexicon, self.tying)
         phones: dict[str, Segments] = {}
         words: dict[str, Segments] = {}
-        for lot in self._lots({name: frames[name] for name in graphs}):
-            found = aligned(lot, {name: graphs[name] for name in lot}, self.self_loops, self.scales.acoustic)
+        for batch in self._batches({name: frames[name] for name in graphs}):
+            found = aligned(batch, {name: graphs[name] for name in batch}, self.self_loops, self.scales.acoustic)
             failed |= found.failed
             for name, states_T in found.labels.items():
                 said = Hypothesis(tuple(texts[name].split()), states_T, 0.0, complete=True)
@@ -149,8 +152,8 @@ class Recogniser:
         return Times(phones, words, failed)
 
 
-class _Again:
-    """What is made anew whenever it is gone through."""
+class _Reiterable:
+    """An iterable that makes a new iterator each time."""
 
     def __init__(self, make: Callable[[], Iterator[Mapping[str, Floats]]]) -> None:
         self._make = make
@@ -159,21 +162,21 @@ class _Again:
         return self._make()
 
 
-def _lots_of(frames: Mapping[str, NDArray[Any]], most: int) -> list[dict[str, NDArray[Any]]]:
-    """Utterances in their order, in lots of `most` frames at most, or of one utterance."""
-    lots: list[dict[str, NDArray[Any]]] = []
+def _batches_of(frames: Mapping[str, NDArray[Any]], most: int) -> list[dict[str, NDArray[Any]]]:
+    """Utterances in their order, in batches of at most `most` frames, or of one utterance."""
+    batches: list[dict[str, NDArray[Any]]] = []
     room = 0
     for name, frames_TF in frames.items():
         if len(frames_TF) > room:
-            lots.append({})
+            batches.append({})
             room = most
-        lots[-1][name] = frames_TF
+        batches[-1][name] = frames_TF
         room -= len(frames_TF)
-    return lots
+    return batches
 
 
-def leave(ready: Prepared, config: SpeechConfig, folder: Path) -> None:
-    """Write what a recogniser needs beside the network; states.json comes last. Scales are tuned again for a new network."""
+def save_recogniser(ready: Prepared, config: SpeechConfig, folder: Path) -> None:
+    """Write the files of the folder `recogniser`, states.json last. scales.json is deleted, since it fits another network."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SCALES).unlink(missing_ok=True)
     ready.lexicon.write(folder / LEXICON)
@@ -188,12 +191,12 @@ def leave(ready: Prepared, config: SpeechConfig, folder: Path) -> None:
 
 
 def references(utterances: Sequence[Utterance]) -> dict[str, str]:
-    """What was said, by utterance."""
+    """The text of each utterance."""
     return {utterance.id: utterance.text for utterance in utterances}
 
 
 def transcribed(recogniser: Recogniser, files: Sequence[Path]) -> tuple[dict[Path, Hypothesis], list[str]]:
-    """What was said in each audio file, normalised by itself; and a line for each that cannot be used."""
+    """The hypothesis of each audio file, and a line for each unusable file. Each file is normalised as its own speaker."""
     frames: dict[str, NDArray[Any]] = {}
     problems: list[str] = []
     for path in files:
@@ -201,5 +204,5 @@ def transcribed(recogniser: Recogniser, files: Sequence[Path]) -> tuple[dict[Pat
         found = speaker_features([utterance], recogniser.config.features)
         frames |= dict(zip(found.ids, cast("list[NDArray[Any]]", found.frames), strict=True))
         problems += [f"{kind}: {detail}" for kind, detail in found.problems if not found.ids]
-    said = recogniser.recognised(frames) if frames else {}
-    return {path: said[str(path)] for path in files if str(path) in said}, problems
+    hypotheses = recogniser.recognised(frames) if frames else {}
+    return {path: hypotheses[str(path)] for path in files if str(path) in hypotheses}, problems

@@ -1,57 +1,56 @@
-"""Word error rate, how sure one may be of it, and the files in which the field keeps it.
+"""Word error rate with its confidence interval, and the comparison of two systems.
 
     WER = (substitutions + deletions + insertions) / words of the reference
 
-The interval is a bootstrap over utterances (Bisani and Ney, 2004): utterances are drawn with replacement, for errors within one
-depend on each other. Two systems are compared on the same draws, which is far sharper than two intervals side by side.
+The interval is a bootstrap over utterances (Bisani and Ney, 2004): whole utterances are drawn with replacement, because errors
+within an utterance depend on each other. Two systems are compared on the same draws, which gives a much narrower interval
+than two separate bootstraps.
 """
 
 from __future__ import annotations
 
-import ast
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from roundelay.errors import MissingExtraError, SpeechError
+from roundelay.errors import SpeechError
+from roundelay.speech.libraries import library
 
 Words = Sequence[str]
 Pair = tuple[str, str]
-_GAP = "*"  # in an alignment: nothing on this side; as icefall writes it
+GAP = "*"  # in an alignment of words: no word on this side; as icefall writes it
 _DRAWS = 10_000
-_AT_ONCE = 4_000_000  # numbers held in memory while drawing
+_AT_ONCE = 4_000_000  # draws × utterances held in memory at a time
 
 
 @dataclass(frozen=True)
 class UtteranceScore:
-    """One utterance's alignment of reference and hypothesis, as pairs of words; `*` stands for none."""
+    """The alignment of reference and hypothesis of one utterance, as pairs of words; GAP on one side means no word there."""
 
     name: str
     pairs: tuple[Pair, ...]
 
     @property
     def reference(self) -> tuple[str, ...]:
-        """What was said."""
-        return tuple(word for word, _ in self.pairs if word != _GAP)
+        """Words of the reference."""
+        return tuple(word for word, _ in self.pairs if word != GAP)
 
     @property
     def hypothesis(self) -> tuple[str, ...]:
-        """What was recognised."""
-        return tuple(word for _, word in self.pairs if word != _GAP)
+        """Words of the hypothesis."""
+        return tuple(word for _, word in self.pairs if word != GAP)
 
     @property
     def errors(self) -> int:
-        """Pairs that differ."""
+        """Number of pairs that differ."""
         return sum(said != heard for said, heard in self.pairs)
 
 
 class Interval(NamedTuple):
-    """The 2.5 % and 97.5 % quantiles of a bootstrap."""
+    """The 2.5 % and 97.5 % quantiles of bootstrap samples."""
 
     low: float
     high: float
@@ -59,36 +58,36 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """The result of one system on one test set; rates are fractions."""
+    """The errors of one system on one test set. Rates are fractions."""
 
     utterances: tuple[UtteranceScore, ...]
 
     @property
     def words(self) -> int:
-        """Words of the reference."""
+        """Number of words of the reference."""
         return sum(len(u.reference) for u in self.utterances)
 
     @property
     def insertions(self) -> int:
-        """Words that nobody said."""
-        return self._count(lambda said, heard: said == _GAP)
+        """Recognised words that are not in the reference."""
+        return self._count(lambda said, heard: said == GAP)
 
     @property
     def deletions(self) -> int:
-        """Words that were missed."""
-        return self._count(lambda said, heard: heard == _GAP)
+        """Words of the reference that were not recognised."""
+        return self._count(lambda said, heard: heard == GAP)
 
     @property
     def substitutions(self) -> int:
-        """Words taken for others."""
-        return self._count(lambda said, heard: said != heard and _GAP not in {said, heard})
+        """Words that were recognised as another word."""
+        return self._count(lambda said, heard: said != heard and GAP not in {said, heard})
 
     def _count(self, is_such: Callable[[str, str], bool]) -> int:
         return sum(is_such(*pair) for u in self.utterances for pair in u.pairs)
 
     @property
     def errors(self) -> int:
-        """Insertions, deletions and substitutions."""
+        """Insertions + deletions + substitutions."""
         return sum(u.errors for u in self.utterances)
 
     @property
@@ -98,7 +97,7 @@ class Score:
 
     @property
     def sentence_error(self) -> float:
-        """The share of utterances with any error."""
+        """The fraction of utterances with at least one error."""
         return sum(u.errors > 0 for u in self.utterances) / max(len(self.utterances), 1)
 
     def ci95(self, seed: int = 0) -> Interval:
@@ -107,7 +106,7 @@ class Score:
         return _interval(_resampled(np.stack([errors, words]), seed))
 
     def to_json(self, seed: int = 0) -> dict[str, Any]:
-        """All figures by name."""
+        """All figures by name, with the interval."""
         names = ("wer", "words", "insertions", "deletions", "substitutions", "sentence_error")
         return {**{name: getattr(self, name) for name in names}, "ci95": list(self.ci95(seed))}
 
@@ -121,7 +120,7 @@ class Score:
 
 
 def score(references: Mapping[str, str | Words], hypotheses: Mapping[str, str | Words]) -> Score:
-    """Align each hypothesis with its reference, at the fewest errors; an utterance without hypothesis is all deletions.
+    """Align each hypothesis with its reference so that errors are fewest. A missing hypothesis counts as all deletions.
 
     >>> result = score({"u1": "one two three"}, {"u1": "one too three four"})
     >>> result.substitutions, result.insertions, result.deletions, round(result.wer, 4)
@@ -145,11 +144,7 @@ def _words(text: str | Words) -> list[str]:
 
 
 def _aligned(said: list[str], heard: list[str]) -> tuple[Pair, ...]:
-    try:
-        import kaldialign
-    except ImportError as error:
-        raise MissingExtraError("scoring", "speech") from error
-    return tuple(kaldialign.align(said, heard, _GAP))
+    return tuple(library("kaldialign", "scoring").align(said, heard, GAP))
 
 
 def _tables(result: Score) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -159,7 +154,7 @@ def _tables(result: Score) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _resampled(errors_then_words: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
-    """Σ errors / Σ words over utterances drawn with replacement; how often each is drawn is multinomial."""
+    """Bootstrap samples of Σ errors / Σ words. How often each utterance is drawn is multinomial."""
     total = errors_then_words.shape[1]
     if total == 0:
         return np.zeros(1)
@@ -178,9 +173,9 @@ def _interval(samples: NDArray[np.float64]) -> Interval:
 
 
 class Difference(NamedTuple):
-    """WER of the second system minus that of the first, with the paired bootstrap's interval.
+    """WER of the second system minus that of the first, with the interval of a paired bootstrap.
 
-    `p_better` is the share of draws in which the second system has fewer errors (ties count half).
+    `p_better` is the fraction of draws in which the second system has fewer errors (ties count half).
     """
 
     wer: float
@@ -196,73 +191,8 @@ def difference(first: Score, second: Score, seed: int = 0) -> Difference:
     Difference(wer=-0.5, ci95=Interval(low=-0.5, high=-0.5), p_better=1.0)
     """
     if [(u.name, u.reference) for u in first.utterances] != [(u.name, u.reference) for u in second.utterances]:
-        raise SpeechError("two systems can be compared on the same utterances only; their references differ")
+        raise SpeechError("two systems can only be compared on the same utterances, and their references differ")
     (errors_1, words), (errors_2, _) = _tables(first), _tables(second)
     draws = _resampled(np.stack([errors_2 - errors_1, words]), seed)
     p_better = float(np.mean(draws < 0) + np.mean(draws == 0) / 2)
     return Difference(second.wer - first.wer, _interval(draws), p_better)
-
-
-def write_scores(folder: str | Path, suffix: str, result: Score) -> tuple[Path, Path]:
-    """`recogs-SUFFIX.txt` with reference and hypothesis of each utterance, `errs-SUFFIX.txt` with what went wrong."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    recogs, errs = folder / f"recogs-{suffix}.txt", folder / f"errs-{suffix}.txt"
-    with recogs.open("w", encoding="utf-8") as file:
-        for u in result.utterances:
-            file.write(f"{u.name}:\tref={list(u.reference)}\n{u.name}:\thyp={list(u.hypothesis)}\n")
-    errs.write_text(_error_report(result), encoding="utf-8")
-    return recogs, errs
-
-
-def read_recogs(path: str | Path) -> Score:
-    """The score whose `recogs-*.txt` this is, so that finished runs can be compared without decoding them again."""
-    texts: dict[str, dict[str, list[str]]] = {"ref": {}, "hyp": {}}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            name, _, text = line.rpartition(":\t")
-            side, _, words = text.partition("=")
-            texts[side][name] = ast.literal_eval(words)
-        except (KeyError, ValueError, SyntaxError) as error:
-            raise SpeechError(f"{path}:{number} is no line of transcripts: '{line}'") from error
-    return score(texts["ref"], texts["hyp"])
-
-
-def _error_report(result: Score) -> str:
-    low, high = result.ci95()
-    lines = [
-        f"%WER {100 * result.wer:.2f} [{result.errors} / {result.words}, {result.insertions} ins, {result.deletions} del, "
-        f"{result.substitutions} sub ]",
-        f"%SER {100 * result.sentence_error:.2f}",
-        f"95 % interval of the WER: {100 * low:.2f} to {100 * high:.2f}",
-        "",
-        "PER-UTT DETAILS: corr or (ref->hyp)",
-        *(f"{u.name}:\t{_marked(u)}" for u in result.utterances),
-    ]
-    pairs = Counter(pair for u in result.utterances for pair in u.pairs if pair[0] != pair[1])
-    for title, keep in (
-        ("SUBSTITUTIONS: count ref -> hyp", lambda said, heard: _GAP not in {said, heard}),
-        ("DELETIONS: count ref", lambda said, heard: heard == _GAP),
-        ("INSERTIONS: count hyp", lambda said, heard: said == _GAP),
-    ):
-        chosen = sorted((-count, pair) for pair, count in pairs.items() if keep(*pair))
-        lines += ["", title, *(f"{-count}   {_arrow(pair)}" for count, pair in chosen)]
-    return "\n".join([*lines, "", *_per_word(result)]) + "\n"
-
-
-def _marked(utterance: UtteranceScore) -> str:
-    return " ".join(said if said == heard else f"({said}->{heard})" for said, heard in utterance.pairs)
-
-
-def _arrow(pair: Pair) -> str:
-    return " -> ".join(word for word in pair if word != _GAP)
-
-
-def _per_word(result: Score) -> list[str]:
-    right: Counter[str] = Counter()
-    wrong: Counter[str] = Counter()
-    for u in result.utterances:
-        for said, heard in u.pairs:
-            (right if said == heard else wrong)[said if said != _GAP else heard] += 1
-    rows = sorted((-wrong[word], word) for word in {*right, *wrong})
-    return ["PER-WORD: word corr errs", *(f"{word}   {right[word]} {-errors}" for errors, word in rows)]

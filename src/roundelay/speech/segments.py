@@ -1,4 +1,4 @@
-"""What is said when: phones or words with their times, as values and in CTM files."""
+"""Phones or words with their times, and CTM files that hold them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ints: TypeAlias = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Segments:
-    """Symbols in the order of their times.
+    """Phones or words with start and duration, sorted by start.
 
     >>> Segments(("S", "IH", "K", "S"), (0.0, 0.1, 0.15, 0.3), (0.1, 0.05, 0.1, 0.1)).end_s
     0.4
@@ -38,11 +38,11 @@ class Segments:
 
     @property
     def end_s(self) -> float:
-        """When the last one ends."""
+        """End of the last segment."""
         return self.starts_s[-1] + self.durations_s[-1] if self.symbols else 0.0
 
     def faster(self, speed: float) -> Segments:
-        """The same, said `speed` times as fast."""
+        """A copy whose times are divided by `speed`."""
         return Segments(
             self.symbols,
             tuple(start / speed for start in self.starts_s),
@@ -57,7 +57,7 @@ def segments(rows: Iterable[tuple[str, float, float]]) -> Segments:
 
 
 def read_ctm(path: Path) -> dict[str, Segments]:
-    """The segments of each utterance of a CTM: utterance, channel, start, duration, symbol, and whatever follows."""
+    """The segments of each utterance in a CTM file. Columns: utterance, channel, start, duration, symbol; others are ignored."""
     rows: dict[str, list[tuple[str, float, float]]] = {}
     for number, line in enumerate(lines_of(path), 1):
         if not line.strip() or line.startswith(("#", ";;")):
@@ -66,12 +66,15 @@ def read_ctm(path: Path) -> dict[str, Segments]:
             utterance, _, start, duration, symbol = line.split()[:5]
             rows.setdefault(utterance, []).append((symbol, float(start), float(duration)))
         except ValueError as error:
-            raise DataError(f"{path}:{number} is no line of a CTM: '{line.strip()}'") from error
+            raise DataError(f"{path}:{number} is not a line of a CTM file: '{line.strip()}'") from error
     return {name: segments(sorted(table, key=lambda row: row[1])) for name, table in rows.items()}
 
 
 def write_ctm(path: Path, alignments: Mapping[str, Segments]) -> None:
-    """Write the segments of each utterance as a CTM; starts and ends in tenths of milliseconds, so that no gaps appear."""
+    """Write the segments of each utterance as a CTM file.
+
+    Starts and ends are rounded to 0.1 ms, and durations follow from them, so that rounding makes no gaps.
+    """
     with path.open("w", encoding="utf-8") as out:
         for name, alignment in alignments.items():
             for symbol, start, duration in alignment:

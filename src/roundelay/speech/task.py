@@ -1,4 +1,4 @@
-"""Speech recognition as a task: windows of frames in, states of the HMM out; judged by frames, and in the end by words."""
+"""The training task of speech recognition: windows of frames in, states of the HMM out."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from roundelay.speech import prepare
 from roundelay.speech.augment import masked
+from roundelay.speech.config import SpeechConfig, check
 from roundelay.speech.model import AcousticModel
-from roundelay.speech.prepare import UNLABELLED, Prepared, SpeechConfig, prepared
+from roundelay.speech.prepare import UNLABELLED, Prepared, prepared
 from roundelay.speech.windows import Rows, Whole, Windows, windows_of
 from roundelay.training import run_directory
 from roundelay.training.task import Task
 
-EVALUATION_BATCH, WHOLE_AT_ONCE = 256, 8  # windows, and whole utterances
+EVALUATION_BATCH, WHOLE_AT_ONCE = 256, 8  # windows, or whole utterances, per batch of `evaluate`
 
-# frames_BTF, states_BT, of which UNLABELLED do not count, and the lengths_B of whole utterances.
+# frames_BTF; states_BT, where UNLABELLED frames do not count; with whole utterances also lengths_B.
 FramesAndStates = tuple[Tensor, ...]
 log = logging.getLogger("roundelay")
 
 
 class Speech(Task):
-    """A hybrid acoustic model: frame cross-entropy −log p(s|x) over windows of an aligned corpus, or whole utterances of it.
+    """A hybrid acoustic model: frame cross-entropy −log p(s|x) over windows, or whole utterances, of an aligned corpus.
 
-    A sample of training is a window or an utterance; the samples that `evaluate` counts are frames.
+    A training sample is a window or an utterance. The samples that `evaluate` counts are frames.
     """
 
     Config = SpeechConfig
@@ -41,18 +41,18 @@ class Speech(Task):
     def __init__(self, config: SpeechConfig, seed: int) -> None:
         super().__init__(config, seed)
         self.prepared: Prepared = prepared(config)
-        if multiprocessing.parent_process() is None:  # once, and not in every process of its loader
+        if multiprocessing.parent_process() is None:  # not again in every process of a data loader
             for line in self.prepared.problems.summary():
                 log.warning("%s: %s", self.prepared.corpus.name, line)
         self._windows = self._windows_of("train")
 
     def __reduce__(self) -> tuple[type[Speech], tuple[SpeechConfig, int]]:
-        return type(self), (self.config, self.seed)  # a loader's process maps features and labels itself
+        return type(self), (self.config, self.seed)  # a data loader's process maps features and labels itself
 
     @classmethod
     def check(cls, config: SpeechConfig) -> None:
         """Raise ConfigError for settings that cannot work."""
-        prepare.check(config)
+        check(config)
 
     def _windows_of(self, split: str) -> Windows | Whole:
         return windows_of(self.prepared.spans(split), self.config.window)
@@ -61,13 +61,13 @@ class Speech(Task):
         return len(self._windows)
 
     def module(self) -> nn.Module:
-        """Bidirectional LSTMs, a bottleneck, and a softmax over the states of the corpus."""
+        """The acoustic model for the features and states of the corpus, with weights drawn from the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return AcousticModel(self.prepared.features.dimension, self.prepared.tying.num_states, self.config.model)
 
     def batch(self, samples: Sequence[int], generator: torch.Generator) -> FramesAndStates:
-        """Windows, shifted and masked at random."""
+        """Training windows, shifted and masked at random."""
         most = self.config.augment.shift
         shift = torch.randint(-most, most + 1, (len(samples),), generator=generator).numpy() if most else None
         frames_BTF, *others = self._gathered(*self._windows.rows(np.asarray(samples), shift))
@@ -86,7 +86,7 @@ class Speech(Task):
         return cross_entropy(logits, states_BT.flatten(), ignore_index=UNLABELLED)
 
     def evaluate(self, module: nn.Module, split: str, part: int = 0, parts: int = 1) -> dict[str, float]:
-        """Frames, their cross-entropy, and how many of them get the right state; in windows if training is."""
+        """Sums over the frames of a split: their number, cross-entropy, and how many get the right state."""
         windows = self._windows_of(split)
         device = next(module.parameters()).device
         sums = dict.fromkeys(("samples", "loss", "accuracy"), 0.0)
@@ -102,15 +102,15 @@ class Speech(Task):
         return sums
 
     def leave(self, run: Path) -> None:
-        """Everything that turns the network's output into words, so that the run can be moved away from its corpus."""
-        from roundelay.speech.recognise import FOLDER, leave
+        """Save what decoding needs beside the network, so that the run works without its corpus."""
+        from roundelay.speech.recognise import FOLDER, save_recogniser
 
-        leave(self.prepared, self.config, run / FOLDER)
+        save_recogniser(self.prepared, self.config, run / FOLDER)
         self.prepared.problems.write(run / run_directory.PROBLEMS)
 
     @classmethod
     def evaluate_run(cls, run: Path, split: str, data: Path | None = None) -> dict[str, Any]:
-        """Decode a split of the run's corpus, or of the one in the folder `data`, with the run's mean model."""
+        """Decode and score a split of the run's corpus, or of the corpus in the folder `data`, with the run's mean model."""
         from roundelay.speech.evaluation import evaluate_run
 
         return evaluate_run(run, split, data)

@@ -1,4 +1,4 @@
-"""Tables and transcripts in plain text."""
+"""Reading text files: tables, transcripts, lexicons, language models."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from roundelay.errors import DataError
 
 
 def lines_of(path: str | Path) -> Iterator[str]:
-    """The lines of a file in UTF-8, whatever their ends, without a byte order mark.
-
-    Raises DataError where it is in another encoding.
-    """
+    """The lines of a file in UTF-8, without line ends and byte order mark. Raises DataError for another encoding."""
     with Path(path).open(encoding="utf-8-sig") as lines:
         try:
             for line in lines:

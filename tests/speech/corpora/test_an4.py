@@ -106,5 +106,5 @@ def test_some_speakers_of_cmus_training_set_are_held_out(cmus):
 
 def test_a_transcript_that_is_none_is_told(cmus):
     (cmus / "etc" / "an4_test.transcription").write_text("GO GO\n")
-    with pytest.raises(DataError, match=r"an4_test\.transcription:1 is no transcript"):
+    with pytest.raises(DataError, match=r"an4_test\.transcription:1 is not a transcript"):
         an4(cmus)

@@ -20,9 +20,9 @@ def test_mistakes_are_told(tmp_path, monkeypatch):
     monkeypatch.delenv("ROUNDELAY_DATA", raising=False)
     with pytest.raises(DataError, match="did you mean 'kaldi'"):
         corpus("kadli")
-    with pytest.raises(DataError, match="A kaldi corpus needs its folder"):
+    with pytest.raises(DataError, match="a kaldi corpus needs its folder"):
         corpus("kaldi")
     for name in ("an4", "fsdd", "switchboard"):
         assert name in NAMES
-        with pytest.raises(DataError, match=f"where is {name}"):
+        with pytest.raises(DataError, match=f"{name} is not found"):
             corpus(name)

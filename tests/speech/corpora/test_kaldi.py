@@ -9,11 +9,12 @@ from sounds import noise, save
 
 from roundelay.errors import DataError
 from roundelay.speech.audio import utterance_audio
+from roundelay.speech.config import SpeechConfig
 from roundelay.speech.corpora.kaldi import kaldi
 from roundelay.speech.describe import summary
 from roundelay.speech.feature_set import features, features_key
 from roundelay.speech.features import FeatureConfig, log_mel
-from roundelay.speech.prepare import SpeechConfig, corpus_of
+from roundelay.speech.prepare import corpus_of
 
 
 @pytest.fixture(autouse=True)
@@ -104,10 +105,10 @@ def test_what_is_missing_is_counted(tmp_path):
 
 
 def test_what_is_no_data_directory_is_told(tmp_path):
-    with pytest.raises(DataError, match="no Kaldi data directory"):
+    with pytest.raises(DataError, match="not a Kaldi data directory"):
         kaldi(tmp_path)
     write(tmp_path / "test", text="u1 A\n", segments="u1 rec soon later\n")
-    with pytest.raises(DataError, match="'u1 rec soon later' is not utterance, recording, start, end"):
+    with pytest.raises(DataError, match="'u1 rec soon later' does not have the form: utterance recording start end"):
         kaldi(tmp_path)
 
 

@@ -81,7 +81,7 @@ def test_the_folder_one_is_in_has_a_name(folder, monkeypatch):
 
 def test_rows_without_a_path_are_told_of_unless_they_are_empty(folder):
     corpus = table(folder, "path\tspeaker\ttext\na/one.wav\tann\tone\n\t\ttwo\n\t\t\n\n")
-    assert corpus.problems.cases == [("bad row", "line 3: it has no path")]
+    assert corpus.problems.cases == [("bad row", "line 3 has no path")]
 
 
 def test_several_utterances_of_one_file_are_told_apart_by_where_they_begin(folder):

@@ -1,13 +1,15 @@
-"""AN4: census data read out and spelled by 74 speakers of CMU's alphanumeric corpus, about 50 minutes.
+"""AN4, CMU's alphanumeric corpus: 74 speakers read and spell census data, about 50 minutes.
 
-Our archive is a manifest folder with machine-made phone and word times, the corpus's lexicon and our own split by speakers
-(its README says how it was made). CMU's own, http://www.speech.cs.cmu.edu/databases/an4/ (an4_sphere.tar.gz), is read as it is:
+Our archive is a manifest folder with phone and word times made by a machine, the lexicon of the corpus, and our own split by
+speakers; its README says how it was made. CMU's archive an4_sphere.tar.gz (http://www.speech.cs.cmu.edu/databases/an4/) can be
+used too:
 
 an4/etc/an4_train.transcription, an4_test.transcription     <s> WORD … </s> (utterance)
-an4/etc/an4.dic                                             its lexicon
+an4/etc/an4.dic                                             the lexicon
 an4/wav/*/SPEAKER/UTTERANCE.sph
 
-It has no phone times, so training needs `settings.labels = "flat-start"`; some training speakers become the validation split.
+CMU's archive has no phone times, so training needs `settings.labels = "flat-start"`. It has no validation split either, so every
+eighth training speaker is held out.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from roundelay.speech.corpora.manifest import NAMES, manifest, write_manifest
 from roundelay.speech.corpus import Corpus
 from roundelay.speech.text_files import lines_of
 
-VALID_EVERY = 8  # training speakers of CMU's split
+VALID_EVERY = 8  # of CMU's training speakers, this one in so many is held out for validation
 _LINE = re.compile(r"(?:<s>)?\s*(?P<text>.*?)\s*(?:</s>)?\s*\((?P<id>[^()\s]+)\)\s*")
 
 
 def an4(data: Path | None = None) -> Corpus:
-    """AN4 from its folder or archive, or from where ROUNDELAY_DATA points."""
+    """AN4 from its folder or archive, by default in $ROUNDELAY_DATA."""
     folder = find_corpus("an4", data)
     if any((folder / name).is_file() for name in NAMES) or not (folder / "etc").is_dir():
         corpus = manifest(folder, "an4")
@@ -39,7 +41,7 @@ def an4(data: Path | None = None) -> Corpus:
 
 
 def write_cmu_manifest(folder: Path, table: Path) -> None:
-    """Write the manifest of the corpus as CMU ships it."""
+    """Write a manifest for CMU's files."""
     audio = {path.stem: path.resolve() for path in sorted((folder / "wav").rglob("*.sph"))}
     rows: list[dict[str, str]] = []
     for split in ("train", "test"):
@@ -55,11 +57,11 @@ def write_cmu_manifest(folder: Path, table: Path) -> None:
 
 
 def _transcripts(path: Path) -> Iterator[tuple[str, str]]:
-    """Ids and words."""
+    """Id and text of each utterance."""
     if not path.is_file():
-        raise DataError(f"there is neither a manifest in '{path.parents[1]}' nor CMU's {path.name} in its etc")
+        raise DataError(f"'{path.parents[1]}' has neither a manifest nor CMU's etc/{path.name}")
     for number, line in enumerate(lines_of(path), start=1):
-        said = _LINE.fullmatch(line)
-        if not said:
-            raise DataError(f"{path}:{number} is no transcript such as '<s> YES </s> (an1-fash-b)': '{line}'")
-        yield said["id"], said["text"]
+        found = _LINE.fullmatch(line)
+        if not found:
+            raise DataError(f"{path}:{number} is not a transcript such as '<s> YES </s> (an1-fash-b)': '{line}'")
+        yield found["id"], found["text"]

@@ -1,4 +1,4 @@
-"""Kaldi's archives: matrices and vectors by name, read one at a time through kaldiio."""
+"""Matrices and vectors in Kaldi's archives, read one at a time with kaldiio."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roundelay.errors import DataError, MissingExtraError
+from roundelay.errors import DataError
 from roundelay.speech.cache import fingerprint, state_of
 from roundelay.speech.corpus import Utterance
+from roundelay.speech.libraries import library
 from roundelay.speech.text_files import lines_of
 
 
 def script(path: Path) -> dict[str, str]:
-    """The lines of an scp file: a name, and where what it stands for is. Read once, and again when it has changed."""
+    """The names in an scp file and what follows each name. The file is read once, and again if it has changed."""
     return _script(path, state_of(path))
 
 
@@ -30,9 +31,9 @@ def _script(path: Path, state: tuple[int, int]) -> dict[str, str]:
 
 
 def beside(path: Path, name: str) -> Path:
-    """Where a relative path of a Kaldi file points: from here, or else from a folder above that file.
+    """A path that occurs in a Kaldi file. A relative path is tried from here, then from each folder above that file.
 
-    Kaldi writes paths relative to where its recipe ran, which is usually some folders above the data directory.
+    Kaldi writes paths relative to the folder in which its recipe ran, which is usually some levels above the data directory.
     """
     target = Path(name)
     if target.is_absolute() or target.exists():
@@ -41,21 +42,21 @@ def beside(path: Path, name: str) -> Path:
 
 
 def load(scp: Path, name: str) -> NDArray[Any]:
-    """One matrix or vector. A command in its place is refused: reading data must not run programs."""
+    """The matrix or vector of a name. Raises DataError if it is unreadable, or if it is a command, which is never run."""
     where = script(scp).get(name)
     if where is None:
         raise DataError(f"'{name}' is not in {scp.name}")
     if where.endswith("|") or where.startswith("|"):
-        raise DataError(f"{scp.name} has a command for '{name}'; write an archive and point to it")
+        raise DataError(f"{scp.name} has a command for '{name}'; write its output to an archive instead")
     file, colon, rest = where.partition(":")
     try:
-        found = np.asarray(_kaldiio().load_mat(f"{beside(scp, file)}{colon}{rest}"))
+        found = np.asarray(library("kaldiio", "reading Kaldi archives").load_mat(f"{beside(scp, file)}{colon}{rest}"))
     except (OSError, ValueError, AssertionError, RuntimeError, struct.error) as error:
         raise DataError(f"cannot read '{name}' of {scp.name}: {error or type(error).__name__}") from error
     if not found.size:
         raise DataError(f"'{name}' of {scp.name} has no numbers")
     if not np.isfinite(found).all():
-        raise DataError(f"'{name}' of {scp.name} has numbers that are not finite")
+        raise DataError(f"'{name}' of {scp.name} has values that are NaN or infinite")
     return found
 
 
@@ -64,15 +65,15 @@ class ArkFrames:
     """Features in Kaldi's archives.
 
     Attributes:
-        scp: names utterances, or speakers.
-        cmvn: statistics by speaker; their mean is taken off.
+        scp: its names are utterances or speakers.
+        cmvn: an scp file with statistics of each speaker; their mean is subtracted.
     """
 
     scp: Path
     cmvn: Path | None = None
 
     def __call__(self, utterance: Utterance) -> NDArray[np.float32]:
-        """The matrix or vector of an utterance, or else of its speaker."""
+        """The matrix or vector of the utterance, else of its speaker."""
         name = utterance.id if utterance.id in script(self.scp) else utterance.speaker
         frames = load(self.scp, name).astype(np.float32)
         if self.cmvn is None:
@@ -81,12 +82,12 @@ class ArkFrames:
         return np.asarray(frames - stats[0, :-1] / stats[0, -1], dtype=np.float32)
 
     def fingerprint(self) -> str:
-        """Changes with the scp files, and with the archives they point to."""
+        """A string that changes with the scp files and the archives that they name."""
         return _fingerprint([path for path in (self.scp, self.cmvn) if path])
 
 
 class ArkVectors(Mapping[str, NDArray[np.int32]]):
-    """State numbers of frames by utterance, read when they are asked for."""
+    """State numbers of the frames of each utterance, read on access."""
 
     def __init__(self, scps: tuple[Path, ...]) -> None:
         self._scps = scps
@@ -102,7 +103,7 @@ class ArkVectors(Mapping[str, NDArray[np.int32]]):
         return len(self._scp_of)
 
     def fingerprint(self) -> str:
-        """Changes with the scp files, and with the archives they point to."""
+        """A string that changes with the scp files and the archives that they name."""
         return _fingerprint(self._scps)
 
 
@@ -110,11 +111,3 @@ def _fingerprint(scps: Sequence[Path]) -> str:
     archives = {(scp, where.partition(":")[0]) for scp in scps for where in script(scp).values()}
     states = [state_of(beside(scp, name)) for scp, name in sorted(archives)]
     return fingerprint(list(scps), [state_of(scp) for scp in scps], states)
-
-
-def _kaldiio() -> Any:  # noqa: ANN401  # a module
-    try:
-        import kaldiio
-    except ImportError as error:
-        raise MissingExtraError("reading Kaldi archives", "speech") from error
-    return kaldiio

@@ -1,4 +1,4 @@
-"""Corpora by name, for recipes and the command line."""
+"""Corpora by name, for recipes and for the command line."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from roundelay.speech.corpora.switchboard import switchboard
 from roundelay.speech.corpus import Corpus
 from roundelay.speech.synth.generate import synth
 
-FOUND: dict[str, Callable[[Path | None], Corpus]] = {"an4": an4, "fsdd": fsdd, "switchboard": switchboard}
-GIVEN: dict[str, Callable[[Path], Corpus]] = {"manifest": manifest, "kaldi": kaldi}
-NAMES = ("synth", *FOUND, *GIVEN)
+# Without a path these are looked for in $ROUNDELAY_DATA.
+FROM_DATA_FOLDER: dict[str, Callable[[Path | None], Corpus]] = {"an4": an4, "fsdd": fsdd, "switchboard": switchboard}
+NEED_A_FOLDER = ("manifest", "kaldi")
+NAMES = ("synth", *FROM_DATA_FOLDER, *NEED_A_FOLDER)
 
 
 def corpus(name: str, data: Path | None = None, *, allow_pipes: bool = False) -> Corpus:
-    """The corpus of a name, from `data` or from where it is usually found; `synth` without data is made in the cache.
+    """The corpus of a name, from the folder or archive `data`, by default from $ROUNDELAY_DATA.
 
-    `allow_pipes` lets Kaldi's wav.scp run commands.
+    `synth` without `data` is generated in the cache. `allow_pipes` lets Kaldi's wav.scp run commands.
 
     >>> corpus("an5")
     Traceback (most recent call last):
     roundelay.errors.DataError: unknown corpus 'an5'; did you mean 'an4'? Known: synth, an4, fsdd, ...
     """
-    if name in FOUND:
-        return FOUND[name](data)
+    if name in FROM_DATA_FOLDER:
+        return FROM_DATA_FOLDER[name](data)
     if name == "synth":
         return synth() if data is None else manifest(data, "synth")
-    if name not in GIVEN:
+    if name not in NEED_A_FOLDER:
         raise DataError(unknown("corpus", name, NAMES))
     if data is None:
-        raise DataError(f"where is it? A {name} corpus needs its folder")
-    return kaldi(data, allow_pipes=allow_pipes) if name == "kaldi" else GIVEN[name](data)
+        raise DataError(f"a {name} corpus needs its folder, got none")
+    return kaldi(data, allow_pipes=allow_pipes) if name == "kaldi" else manifest(data)

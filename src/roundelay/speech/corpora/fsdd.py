@@ -1,7 +1,7 @@
 """The Free Spoken Digit Dataset: six speakers say ten digits fifty times, 8 kHz.
 
-https://github.com/Jakobovski/free-spoken-digit-dataset — a clone of it has no table, but names such as
-`recordings/7_jackson_32.wav`; our archive is a manifest folder already.
+Our archive is a manifest folder. A clone of https://github.com/Jakobovski/free-spoken-digit-dataset works too: its file names,
+such as `recordings/7_jackson_32.wav`, say digit and speaker.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from roundelay.speech.corpus import Corpus
 from roundelay.speech.synth.lexicon import DIGITS, dictionary, words
 from roundelay.training.checkpoint import write_whole
 
-SPLIT_OF_SPEAKER = {"theo": "valid", "yweweler": "test"}  # the others train
+SPLIT_OF_SPEAKER = {"theo": "valid", "yweweler": "test"}  # all others: train
 
 
 def fsdd(data: Path | None = None) -> Corpus:
-    """The corpus from its folder, clone or archive, or from where ROUNDELAY_DATA points."""
+    """The corpus from its folder, clone or archive, by default in $ROUNDELAY_DATA."""
     folder = find_corpus("fsdd", data)
     table = next((folder / name for name in NAMES if (folder / name).is_file()), None)
     if table is None:
@@ -34,7 +34,7 @@ def fsdd(data: Path | None = None) -> Corpus:
 
 
 def write_fsdd_manifest(folder: Path, table: Path) -> None:
-    """Write the manifest of a clone: digit, speaker and take are in the names of the recordings."""
+    """Write a manifest for a clone, from the names of its recordings."""
     rows = []
     for path in sorted(folder.rglob("*.wav")):
         name = re.fullmatch(r"(\d)_([a-z]+)_(\d+)", path.stem)

@@ -1,15 +1,15 @@
-"""Kaldi data directories: one for each split below a common folder, or a single one.
+"""Kaldi data directories: a single one, or one for each split below a common folder.
 
-wav.scp        recording → file; a command is refused unless allowed, but `sph2pipe … |` and `flac … |` are
-               understood, and their file is read without running them
+wav.scp        recording → file; commands are refused unless allowed; of `sph2pipe … |` and `flac … |` the file is
+               read without running the command
 segments       optional: utterance → recording, start, end
-reco2file_and_channel   optional: which channel of a file a recording is
-text, utt2spk  words and speaker of an utterance
-feats.scp, cmvn.scp     optional: features that take the place of ours
-fmllr.scp, ivectors.scp optional: features that are appended to them, in this order
+reco2file_and_channel   optional: the channel of a recording in its file
+text, utt2spk  words and speaker of each utterance
+feats.scp, cmvn.scp     optional: features that replace ours
+fmllr.scp, ivectors.scp optional: features that are appended, in this order
 pdf.scp        optional: state numbers of frames (ali-to-pdf … ark,scp:pdf.ark,pdf.scp)
 
-Above the splits, or in the single directory: lexicon.txt; tree and phones.txt of the model that made pdf.scp. All optional.
+Optional in the common folder, or in the single directory: lexicon.txt; tree and phones.txt of the model that made pdf.scp.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ APPENDED = ("fmllr.scp", "ivectors.scp")
 
 @dataclass(frozen=True)
 class Recording:
-    """A file, and the channel that is meant."""
+    """A file and one of its channels; None: the mean of all."""
 
     path: Path
     channel: int | None = None
 
 
 def kaldi(folder: Path, *, allow_pipes: bool = False) -> Corpus:
-    """The corpus in a Kaldi data directory, or in several below one folder, whose names are then those of the splits."""
+    """The corpus in a Kaldi data directory, or in several below one folder. The names of the directories are the splits."""
     single = (folder / "text").is_file()
     parts = [folder] if single else sorted(path.parent for path in folder.glob("*/text"))
     if not parts:
-        raise DataError(f"'{folder}' is no Kaldi data directory: there is no file text in it or one level below")
+        raise DataError(f"'{folder}' is not a Kaldi data directory: there is no file 'text' in it or one level below")
     problems = Problems()
     utterances: dict[str, Utterance] = {}
     for part in parts:
@@ -79,7 +79,7 @@ def _utterances(part: Path, allow_pipes: bool, problems: Problems) -> list[Utter
         name, start_s, duration_s = pieces.get(id, (None, 0.0, None))
         recording = recordings.get(name) if name else None
         if recording and with_features and not recording.path.is_file():
-            recording = None  # nor is it needed
+            recording = None  # the audio is not needed, since there are features
         if recording is None and not with_features:
             problems.add("no recording", f"{id} of {part.name}")
             continue
@@ -101,7 +101,7 @@ def _utterances(part: Path, allow_pipes: bool, problems: Problems) -> list[Utter
 
 
 def _pieces(part: Path, text: dict[str, str]) -> dict[str, tuple[str, float, float | None]]:
-    """Recording, start and duration of each utterance; without segments a recording is an utterance."""
+    """Recording, start and duration of each utterance. Without the file segments every recording is one utterance."""
     if not (part / "segments").is_file():
         return {id: (id, 0.0, None) for id in text}
     pieces: dict[str, tuple[str, float, float | None]] = {}
@@ -110,7 +110,9 @@ def _pieces(part: Path, text: dict[str, str]) -> dict[str, tuple[str, float, flo
             name, start, end = line.split()[:3]
             pieces[id] = (name, float(start), None if float(end) < 0 else float(end) - float(start))
         except ValueError as error:
-            raise DataError(f"{part}/segments: '{id} {line}' is not utterance, recording, start, end") from error
+            raise DataError(
+                f"{part}/segments: '{id} {line}' does not have the form: utterance recording start end"
+            ) from error
     return pieces
 
 
@@ -140,7 +142,7 @@ def _recording(table: Path, where: str, allow_pipes: bool) -> Recording | None: 
         return Recording(beside(table, where))
     try:
         words = shlex.split(where.removesuffix("|"))
-    except ValueError:  # an unbalanced quote: no shell would run it either
+    except ValueError:  # an unbalanced quote, which a shell would refuse too
         return None
     if words and "|" not in where.removesuffix("|") and Path(words[0]).name in ("sph2pipe", "flac"):
         channel = re.search(r"-c\s+([12])\b", where) if Path(words[0]).name == "sph2pipe" else None
@@ -151,10 +153,10 @@ def _recording(table: Path, where: str, allow_pipes: bool) -> Recording | None: 
 
 
 def _output_of(command: str) -> Path:
-    """What a command writes, kept in the cache; a command that fails leaves an empty file, which is counted as such."""
+    """The output of a command, cached. A command that fails leaves an empty file, which is later counted as a problem."""
     path = cache_folder("pipes") / f"{fingerprint(command)}.wav"
     if not path.is_file():
-        done = subprocess.run(command, shell=True, capture_output=True, check=False)  # the user said that it may
+        done = subprocess.run(command, shell=True, capture_output=True, check=False)  # allowed by the user
         path.write_bytes(done.stdout)
     return path
 
@@ -165,22 +167,22 @@ def _source(parts: list[Path], name: str, cmvn: str = "") -> FrameSource | None:
         for part in parts
         if (part / name).is_file()
     )
-    return Several(sources) if sources else None
+    return FirstOf(sources) if sources else None
 
 
 @dataclass(frozen=True)
-class Several:
-    """The same kind of features of several data directories."""
+class FirstOf:
+    """Features of the same kind in several data directories."""
 
     sources: tuple[ArkFrames, ...]
 
     def __call__(self, utterance: Utterance) -> Frames:
-        """From the first directory that has the utterance or its speaker."""
+        """Features from the first directory that has the utterance or its speaker."""
         for source in self.sources:
             if script(source.scp).keys() & {utterance.id, utterance.speaker}:
                 return source(utterance)
         raise DataError(f"neither '{utterance.id}' nor its speaker is in {self.sources[0].scp.name}")
 
     def fingerprint(self) -> str:
-        """Of all of them."""
+        """A string that changes with any of the sources."""
         return fingerprint(*(source.fingerprint() for source in self.sources))

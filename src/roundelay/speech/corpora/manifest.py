@@ -1,13 +1,19 @@
-"""A corpus anyone can write: a folder with a table of utterances, and phone times and a lexicon if there are any.
+"""A corpus in a folder with a table of utterances, and optionally with phone times and a lexicon.
 
     DIR/manifest.tsv         a header row, then one utterance per row; columns in any order, tabs between them
     DIR/align/phones.ctm     optional: phone times
     DIR/align/words.ctm      optional: word times
     DIR/lexicon/*.dic        optional: pronunciations
 
-`path` (relative to DIR) and `text` must be there. `id` (else the file's name, with `start` where a file has several
-utterances), `split` (else test), `speaker` (else each utterance is its own), `channel` (from 0), `start` and `seconds` may be;
-other columns are left alone. A file that is not there is still an utterance: in an evaluation its words are missed.
+The columns `path` (relative to DIR) and `text` are required. Optional columns and their defaults:
+
+    id              the name of the file, with `start` if the file has several utterances
+    split           test
+    speaker         every utterance has its own
+    channel         counted from 0; the mean of all channels
+    start, seconds  the whole file
+
+Other columns are ignored. An utterance whose file is missing is kept, so that an evaluation counts its words as deletions.
 """
 
 from __future__ import annotations
@@ -29,11 +35,11 @@ from roundelay.training.checkpoint import write_whole
 NAMES = ("manifest.tsv", "MANIFEST.tsv")
 COLUMNS = ("id", "path", "split", "speaker", "channel", "start", "seconds", "text")
 REQUIRED = ("path", "text")
-SLACK_S = 0.05  # by which phone times may run over the end: half a window, and rounding
+SLACK_S = 0.05  # phone times may end this much after the audio: half a window, and rounding
 
 
 def manifest(folder: Path, name: str | None = None) -> Corpus:
-    """The corpus in a folder with a manifest; `folder` may be the manifest itself."""
+    """The corpus in a folder with a manifest. `folder` may be the manifest itself."""
     table = folder if folder.is_file() else next((folder / file for file in NAMES if (folder / file).is_file()), None)
     if table is None:
         raise DataError(f"'{folder}' has no {NAMES[0]}: a table with the columns {', '.join(COLUMNS)}")
@@ -64,7 +70,7 @@ def manifest(folder: Path, name: str | None = None) -> Corpus:
 
 
 def write_manifest(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write a manifest; the first row's keys are the columns."""
+    """Write a manifest. The keys of the first row are the columns."""
     table = list(rows)
     out = io.StringIO()
     writer = csv.DictWriter(out, list(table[0]), delimiter="\t", quoting=csv.QUOTE_NONE, lineterminator="\n")
@@ -74,7 +80,7 @@ def write_manifest(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def _rows(table: Path, problems: Problems) -> list[dict[str, str]]:
-    """Those that name a file; empty ones, which spreadsheets leave at the end, are nothing."""
+    """Rows with a path. Empty rows, which spreadsheets write at the end, are skipped."""
     reader = csv.DictReader(lines_of(table), delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
     columns = [column.strip() for column in reader.fieldnames or ()]
     missing = [column for column in REQUIRED if column not in columns]
@@ -86,12 +92,12 @@ def _rows(table: Path, problems: Problems) -> list[dict[str, str]]:
         if row["path"]:
             rows.append(row)
         elif any(row.values()):
-            problems.add("bad row", f"line {reader.line_num}: it has no path")
+            problems.add("bad row", f"line {reader.line_num} has no path")
     return rows
 
 
 def _ids(rows: list[dict[str, str]]) -> list[str]:
-    """The id column; else file names; where those occur twice, whole paths; where these do, where in the file it begins."""
+    """The id of each row: the id column, else the file name, else the path, else path and start; the first that is unique."""
     stems = [row.get("id") or Path(row["path"]).stem for row in rows]
     paths = [str(Path(row["path"]).with_suffix("")).replace("/", "-") for row in rows]
     pieces = [f"{path}-{row.get('start') or '0'}" for path, row in zip(paths, rows, strict=True)]
@@ -109,7 +115,7 @@ def _utterance(id: str, row: dict[str, str], root: Path, problems: Problems) -> 
         problems.add("bad row", f"{id}: {error}")
         return None
     if not row["text"]:
-        problems.add("no text", f"{id} (kept: what it is recognised as counts as insertions)")
+        problems.add("no text", f"{id} (kept: words recognised in it count as insertions)")
     return Utterance(
         id=id,
         audio=root / row["path"],
@@ -123,13 +129,13 @@ def _utterance(id: str, row: dict[str, str], root: Path, problems: Problems) -> 
 
 
 def _number(row: Mapping[str, str], name: str) -> float | None:
-    """From 0 on; None where there is none."""
+    """The number in a column; None if it is empty. Raises ValueError if it is negative or not a number."""
     text = row.get(name)
     if not text:
         return None
     number = int(text) if name == "channel" else float(text)
     if not 0 <= number < math.inf:
-        raise ValueError(f"{name} must be a number from 0 on, got '{text}'")
+        raise ValueError(f"{name} must be a number of at least 0, got '{text}'")
     return number
 
 
@@ -140,7 +146,7 @@ def _times(path: Path) -> dict[str, Segments]:
 def _aligned(
     utterance: Utterance, phones: Mapping[str, Segments], words: Mapping[str, Segments], problems: Problems
 ) -> Utterance:
-    """The utterance with its times; times that contradict the text or the length are left out."""
+    """The utterance with its times. Times that do not fit the text or the length are dropped."""
     id = utterance.id
     phone_times, word_times = phones.get(id), words.get(id)
     if phones and phone_times is None:

@@ -1,10 +1,10 @@
-"""Switchboard to train on and Hub5-2000 to test on, from the trees that the LDC ships, anywhere below one folder.
+"""Switchboard for training and Hub5-2000 for testing, from the files of the LDC, anywhere below one folder.
 
 sw02001.sph …               LDC97S62: calls, two channels of µ-law at 8 kHz
-sw2001A-ms98-a-trans.text … the Mississippi State transcripts (swb_ms98_transcriptions), read through lhotse
-sw-ms98-dict.text           their lexicon
+sw2001A-ms98-a-trans.text … the Mississippi State transcripts (swb_ms98_transcriptions), read with lhotse
+sw-ms98-dict.text           the lexicon of the transcripts
 sw_4390.sph, en_4156.sph …  LDC2002S09: Hub5-2000, calls of Switchboard (sw) and CallHome (en)
-hub5e00.*.stm, *.glm        LDC2002T43: its references and scoring rules
+hub5e00.*.stm, *.glm        LDC2002T43: references and scoring rules of Hub5-2000
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from roundelay.errors import DataError, MissingExtraError
+from roundelay.errors import DataError
 from roundelay.speech.cache import cache_folder, find_corpus, fingerprint, state_of
 from roundelay.speech.corpus import Corpus, Problems, Utterance
+from roundelay.speech.libraries import library
 from roundelay.training.checkpoint import write_whole
 
-VALID_EVERY = 50  # calls: speakers of the validation split are in no other
+VALID_EVERY = 50  # one call in so many is held out for validation, with both speakers
 SIDES = "AB"
 _IGNORED = "ignore_time_segment_in_scoring"
 
 
 def switchboard(data: Path | None = None) -> Corpus:
-    """Train and valid from Switchboard, test from Hub5-2000, whichever of them are there."""
+    """The splits train and valid from Switchboard, test from Hub5-2000; one of the two corpora is enough."""
     root = find_corpus("switchboard", data)
     problems = Problems()
     stm = next(iter(sorted(root.rglob("hub5*.stm"))), None)
@@ -60,7 +61,7 @@ def transcript(text: str) -> str:
 
 
 def reference(text: str) -> str:
-    """The words of an stm, of alternatives the first, without what may be missed.
+    """The words of an stm line: the first of alternatives, and no optional words.
 
     >>> reference("(%hesitation) i { don't / do not / @ } know <b_aside> (wh-) right")
     "i don't know right"
@@ -75,14 +76,14 @@ def _word(token: str) -> str:
     token = re.sub(r"^-?\[(.+)/[^/]+\]-?$", r"\1", token)  # [it'n/isn't], [lem[guini]-/linguini]
     if re.fullmatch(r"\[[^\]]+\]|<[^>]+>", token):
         return ""
-    token = re.sub(r"^-?\[[^\[\]]*\]-?", "-", token)  # -[o]kay: what was not said
+    token = re.sub(r"^-?\[[^\[\]]*\]-?", "-", token)  # -[o]kay: the bracket was not said
     token = re.sub(r"-?\[[^\[\]]*\]-?$", "-", token)  # sim[ilar]-, ab[solute], i-[i]
     token = re.sub(r"\[[^\[\]]*\]", "-", token)  # ammu[n]it-
     return re.sub(r"_\d(?=$|')", "", token.strip("{}"))
 
 
 def _lexicon(root: Path) -> Path | None:
-    """The transcripts' dictionary with words as `transcript` leaves them, in the cache."""
+    """The lexicon of the transcripts with words as `transcript` writes them, in the cache."""
     source = next(iter(sorted(root.rglob("sw-ms98-dict.text"))), None)
     if source is None:
         return None
@@ -111,13 +112,13 @@ def _training(root: Path, problems: Problems) -> Iterator[Utterance]:
 
 
 def _side(audio: Path, text: Path, channel: int, split: str, problems: Problems) -> Iterator[Utterance]:
-    """The utterances of one side of a call, through lhotse, which gives both sides the same speaker: take the channel's."""
+    """The utterances of one side of a call. lhotse gives both sides the same speaker, so the channel is added."""
     lhotse = _lhotse()
     try:
         with lhotse.audio.backend.audio_backend(lhotse.audio.backend.LibsndfileBackend()):
             recording = lhotse.Recording.from_file(audio)
         supervisions = lhotse.recipes.switchboard.make_segments(text, recording, channel)
-    except Exception as error:  # whatever a broken file makes of lhotse, it costs this side only
+    except Exception as error:  # lhotse raises many kinds of errors for broken files; only this side is lost
         reason = (str(error) or type(error).__name__).splitlines()[0]
         problems.add("unreadable call", f"{audio.name}, {text.name}: {reason}")
         return
@@ -157,9 +158,6 @@ def _test(root: Path, stm: Path, problems: Problems) -> Iterator[Utterance]:
 
 
 def _lhotse() -> Any:  # noqa: ANN401  # a module
-    try:
-        import lhotse.audio.backend
-        import lhotse.recipes.switchboard
-    except ImportError as error:
-        raise MissingExtraError("reading Switchboard", "switchboard") from error
-    return lhotse
+    for name in ("lhotse.audio.backend", "lhotse.recipes.switchboard"):
+        library(name, "reading Switchboard", "switchboard")
+    return library("lhotse", "reading Switchboard", "switchboard")

@@ -1,4 +1,4 @@
-"""espeak-ng through its C library: sound, and when each phoneme of it begins."""
+"""The speech synthesiser espeak-ng, called through its C library: samples, and the time of each phoneme."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from roundelay.errors import MissingExtraError, RoundelayError
+from roundelay.errors import RoundelayError
+from roundelay.speech.libraries import library
 
 Sound: TypeAlias = NDArray[np.int16]
 
-# Names and values of speak_lib.h.
+# Constants of espeak-ng's speak_lib.h.
 _SYNCHRONOUS, _PHONEME_EVENTS, _DONT_EXIT = 2, 1, 0x8000
 _CHARACTERS, _UTF8, _PHONEMES = 1, 1, 0x100  # without the last, [[ ]] is read aloud letter by letter
 _PARAMETERS = {"rate": 1, "pitch": 3, "range": 4}
@@ -23,7 +24,7 @@ _WORD, _END, _PHONEME = 1, 5, 7
 
 @dataclass(frozen=True)
 class Voice:
-    """How somebody speaks: espeak-ng's name of accent and variant, words per minute, pitch and its range (0 to 100)."""
+    """A voice: espeak-ng's name of accent and variant, words per minute, pitch and its range (0 to 100)."""
 
     name: str
     rate: int = 175
@@ -33,7 +34,7 @@ class Voice:
 
 @dataclass(frozen=True)
 class Event:
-    """Something begins at a sample: a phoneme (`name` is its mnemonic), a word (no name), or the end ('end')."""
+    """What begins at a sample: a phoneme (`name` is its mnemonic), a word (empty name), or the end ('end')."""
 
     sample: int
     name: str
@@ -60,16 +61,13 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctype
 
 
 class Espeak:
-    """The synthesiser. It has one state per process, and what it says depends on all it has said before.
+    """The synthesiser. Its state is global to the process, and its output depends on everything it has said before.
 
-    So: a fresh process, a seed, and a fixed order give the same samples again.
+    The same samples come again only in a fresh process, with the same seed and the same order of calls.
     """
 
     def __init__(self, seed: int) -> None:
-        try:
-            import espeakng_loader
-        except ImportError as error:
-            raise MissingExtraError("synthetic speech", "synth") from error
+        espeakng_loader = library("espeakng_loader", "synthetic speech", "synth")
         self._library: Any = ctypes.CDLL(espeakng_loader.get_library_path())
         options = _PHONEME_EVENTS | _DONT_EXIT
         self.rate_Hz: int = self._library.espeak_Initialize(
@@ -77,14 +75,14 @@ class Espeak:
         )
         if self.rate_Hz <= 0:
             raise RoundelayError("espeak-ng does not start; reinstall the package espeakng-loader")
-        self._callback = _Callback(self._take)  # kept, for the library holds no reference
+        self._callback = _Callback(self._take)  # kept in an attribute, because the library holds no reference
         self._library.espeak_SetSynthCallback(self._callback)
         self._library.espeak_ng_SetRandSeed(ctypes.c_long(seed))
         self._pieces: list[Sound] = []
         self._events: list[Event] = []
 
     def say(self, voice: Voice, mnemonics: str) -> tuple[Sound, list[Event]]:
-        """Samples of phonemes given as mnemonics in [[ ]], and what begins when."""
+        """Samples and events of phonemes, which are given as mnemonics in [[ ]]."""
         if self._library.espeak_SetVoiceByName(voice.name.encode()) != 0:
             raise RoundelayError(f"espeak-ng has no voice '{voice.name}'")
         for name, number in _PARAMETERS.items():

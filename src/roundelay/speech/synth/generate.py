@@ -1,4 +1,4 @@
-"""The embedded corpus: any number of hours of synthetic speech with exact phone times, the same on every run."""
+"""A corpus of synthetic speech with exact phone times, of any length. Equal settings give equal files."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from roundelay.speech.synth.lexicon import dictionary
 from roundelay.speech.synth.shard import Row, SynthConfig, command
 
 COLUMNS = ("id", "path", "split", "speaker", "voice", "seconds", "text")
-VERSION = 1  # of what is said and how; changed with it, so that an old corpus in the cache is not taken for a new one
-RECORD = "synth.json"  # written last: a folder with it is complete
+VERSION = 1  # part of the cache's key: raise it when the generated speech changes, so that an old corpus is not used
+RECORD = "synth.json"  # written last: its presence means that the corpus is complete
 Progress = Callable[[float, float], None]
 
 
@@ -32,10 +32,10 @@ def synth(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
-    """The corpus in a folder, by default one in the cache; made if it is not there.
+    """The corpus in a folder, by default in the cache. It is generated if it is not there.
 
-    `workers` is the number of processes at a time, by default one for each core; the result does not depend on it.
-    `progress(done_s, of_s)` counts seconds of speech.
+    `workers` is the number of processes, by default one per available processor; the result does not depend on it.
+    `progress(done_s, total_s)` counts seconds of speech.
     """
     config = config or SynthConfig()
     if config.hours <= 0:
@@ -69,7 +69,7 @@ def _is_there(folder: Path, config: SynthConfig) -> bool:
 
 
 def _make(folder: Path, config: SynthConfig, workers: int, progress: Progress | None) -> None:
-    """Shard after shard until the hours are reached, and not an utterance more."""
+    """Generate shards until the hours are reached. Utterances beyond the hours are deleted."""
     for name in ("align", "lexicon"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder / "audio", ignore_errors=True)
@@ -96,7 +96,7 @@ def _make(folder: Path, config: SynthConfig, workers: int, progress: Progress | 
 
 
 def _shards(folder: Path, config: SynthConfig, workers: int) -> Iterator[list[Row]]:
-    """The shards in their order for ever, `workers` of them being made while one is waited for."""
+    """All shards in order, without end; `workers` of them are made in parallel."""
     pending: list[Future[list[Row]]] = []
     with ThreadPoolExecutor(workers) as pool:
         try:
@@ -119,7 +119,7 @@ def _run(folder: Path, shard: int, config: SynthConfig) -> list[Row]:
 
 
 def _remove_others(audio: Path, kept: set[Path]) -> None:
-    """Delete what was made beyond the hours asked for."""
+    """Delete audio files that are not in `kept`, and empty folders."""
     for path in audio.rglob("*.wav"):
         if path not in kept:
             path.unlink()

@@ -1,4 +1,4 @@
-"""Our own words and how they are said: phones as in CMU's dictionary, vowels with stress (1 main, 2 second, 0 none)."""
+"""The words of the synthetic corpus: phones as in CMU's dictionary, vowels with stress (1 primary, 2 secondary, 0 none)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ channel CH AE1 N AH0 L, song S AO1 NG, boy B OY1, good G UH1 D, morning M AO1 R 
 today T AH0 D EY1
 """
 
-# espeak-ng's mnemonics; a vowel without stress may be another one.
+# espeak-ng's mnemonics of our phones; an unstressed vowel may have another one.
 ESPEAK = {
     "AA": "A:", "AE": "a", "AH": "V", "AH0": "@", "AO": "O:", "AW": "aU", "AY": "aI", "EH": "E", "ER": "3:", "ER0": "3",
     "EY": "eI", "IH": "I", "IY": "i:", "IY0": "i", "OW": "oU", "OY": "OI", "UH": "U", "UW": "u:",
@@ -78,7 +78,7 @@ def words(table: str) -> tuple[str, ...]:
 
 @functools.cache
 def stressed() -> dict[str, tuple[Pronunciation, ...]]:
-    """Every word with its pronunciations, stress marked."""
+    """Pronunciations of every word, with stress."""
     found: dict[str, tuple[Pronunciation, ...]] = {}
     for table in (LETTERS, DIGITS, TEENS, TENS, ORDINALS, MONTHS, DAYS, OTHERS):
         for entry in table.replace("\n", " ").split(","):
@@ -88,7 +88,7 @@ def stressed() -> dict[str, tuple[Pronunciation, ...]]:
 
 
 def phones(pronunciation: Pronunciation) -> Pronunciation:
-    """The same without stress: what alignments and the lexicon file have.
+    """The pronunciation without stress, as in alignments and in the lexicon file.
 
     >>> phones(("W", "AH1", "N"))
     ('W', 'AH', 'N')
@@ -97,7 +97,7 @@ def phones(pronunciation: Pronunciation) -> Pronunciation:
 
 
 def mnemonics(pronunciation: Pronunciation) -> str:
-    """The same as espeak-ng writes it.
+    """The pronunciation in espeak-ng's mnemonics.
 
     >>> mnemonics(("S", "EH1", "V", "AH0", "N"))
     "s'Ev@n"
@@ -110,7 +110,7 @@ def mnemonics(pronunciation: Pronunciation) -> str:
 
 
 def dictionary() -> str:
-    """The lexicon as a file: a word and its phones on each line, further pronunciations as word(2)."""
+    """The lexicon file: a word and its phones on each line, further pronunciations as word(2)."""
     lines = []
     for word, variants in sorted(stressed().items()):
         for number, pronunciation in enumerate(dict.fromkeys(map(phones, variants)), 1):

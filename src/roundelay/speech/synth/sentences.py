@@ -1,4 +1,4 @@
-"""What the synthetic speakers say: spelled words, numbers, dates, times and short commands."""
+"""Random sentences of the synthetic corpus: spelled words, numbers, dates, times and short commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DIGITS, _TEENS, _TENS, _ORDINALS = words(DIGITS), words(TEENS), words(TENS), wo
 
 
 def sentence(random: Random) -> tuple[str, ...]:
-    """One sentence, word by word; each kind is as likely as its number of places in the list.
+    """The words of one random sentence. A kind that is in KINDS twice is twice as likely.
 
     >>> " ".join(sentence(np.random.default_rng(3)))
     'open the window in the house'
@@ -65,7 +65,7 @@ def time(random: Random) -> list[str]:
 
 
 def command(random: Random) -> list[str]:
-    """What one says to a machine."""
+    """A short command to a machine."""
     number = cardinal(int(random.integers(1, 100)))
     frames = (
         "turn {switch} the {thing} in the {room}",

@@ -1,6 +1,6 @@
-"""A hundred utterances, made by one fresh process: `python -m roundelay.speech.synth.shard FOLDER SHARD CONFIG`.
+"""A hundred synthetic utterances, made by one fresh process: `python -m roundelay.speech.synth.shard FOLDER SHARD CONFIG`.
 
-Utterance n of a seed is the same whoever asks for how many hours with how many workers.
+Utterance n depends only on the seed, not on the hours or the number of workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundelay.errors import DataError
-from roundelay.speech.audio import resampled
+from roundelay.speech.audio import resampled, soundfile_library
 from roundelay.speech.synth.espeak import Espeak, Voice
 from roundelay.speech.synth.lexicon import mnemonics, phones, stressed
 from roundelay.speech.synth.sentences import sentence
@@ -29,22 +29,22 @@ Row: TypeAlias = dict[str, Any]
 SIZE = 100
 RATE_Hz, TELEPHONE_Hz = 16000, 8000
 TELEPHONE_BAND_Hz = (300, 3400)
-PAUSES = 0.1  # of the gaps between words
-EDGE_S = (0.1, 0.3)  # silence before and after
-LEVELS = (0.02, 0.12)  # root mean square of speech
-HISS = 1e-4  # of a microphone, always there: exact zeros do not occur in recordings
+PAUSES = 0.1  # fraction of the gaps between words that have a pause
+EDGE_S = (0.1, 0.3)  # silence before and after an utterance: shortest, longest
+LEVELS = (0.02, 0.12)  # root mean square of speech: lowest, highest
+HISS = 1e-4  # level of a microphone's noise, always added: recordings have no exact zeros
 SNR_SPREAD_dB = 5.0
 SPLIT_OF_TEN = ("train",) * 8 + ("valid", "test")
 
 
 @dataclass(frozen=True)
 class SynthConfig:
-    """Which corpus.
+    """Settings of a synthetic corpus.
 
     Attributes:
-        hours: of speech in all splits together, eight tenths of it to train on.
-        seed: of everything that is drawn.
-        snr_dB: mean signal-to-noise ratio of added noise; None adds none.
+        hours: hours of speech in all splits together; eight tenths of it are the training split.
+        seed: of sentences, voices and noise.
+        snr_dB: mean signal-to-noise ratio of added noise; None adds no noise.
         telephone: 8 kHz, 300 to 3400 Hz, µ-law.
     """
 
@@ -55,9 +55,9 @@ class SynthConfig:
 
 
 def make_shard(folder: Path, shard: int, config: SynthConfig) -> list[Row]:
-    """Write the audio of a shard; a row for each utterance: manifest columns, and `phones` and `words` with times.
+    """Write the audio of a shard. Returns a row for each utterance: columns of the manifest, and times of phones and words.
 
-    An utterance whose phonemes espeak-ng has changed so that they cannot be told apart is left out.
+    An utterance is left out if espeak-ng has spoken other phonemes than it was given.
     """
     espeak = Espeak(seed=config.seed * 1_000_003 + shard)
     (folder / _place(shard)).mkdir(parents=True, exist_ok=True)
@@ -73,8 +73,6 @@ def _place(shard: int) -> Path:
 
 
 def _make(espeak: Espeak, folder: Path, index: int, config: SynthConfig) -> Row:
-    import soundfile
-
     random = np.random.default_rng([config.seed, index])
     split = SPLIT_OF_TEN[index % 10]
     who = speaker(split, int(random.integers(SPEAKERS[split])), config.seed)
@@ -92,7 +90,7 @@ def _make(espeak: Espeak, folder: Path, index: int, config: SynthConfig) -> Row:
     around = np.pad(speech, (round(lead_s * rate_Hz), round(tail_s * rate_Hz)))
     samples = _recorded(around, float(np.mean(speech**2)), config, random)
     path = _place(index // SIZE) / f"synth-{index:07d}.wav"
-    soundfile.write(folder / path, samples, rate_Hz, subtype="ULAW" if config.telephone else "PCM_16")
+    soundfile_library().write(folder / path, samples, rate_Hz, subtype="ULAW" if config.telephone else "PCM_16")
     timed = [(name, lead_s + start, end - start) for name, (start, end) in zip(sum(names, ()), spans, strict=True)]
     return {
         "id": path.stem,
@@ -119,7 +117,7 @@ def _word_times(
 
 
 def _recorded(clean: Samples, power: float, config: SynthConfig, random: np.random.Generator) -> Samples:
-    """Speech of this power as a microphone or a telephone takes it up."""
+    """Clean speech of the given power, as recorded by a microphone or over a telephone."""
     level = random.uniform(*LEVELS)
     heard = clean * level / np.sqrt(power) + HISS * random.standard_normal(len(clean))
     if config.snr_dB is not None:
@@ -129,7 +127,7 @@ def _recorded(clean: Samples, power: float, config: SynthConfig, random: np.rand
 
 
 def _noise(count: int, random: np.random.Generator) -> Samples:
-    """Noise of power 1 with a spectrum between white and 1/f, a fresh slope for each utterance."""
+    """Noise of power 1 with a spectrum between white and 1/f; the slope is random."""
     spectrum = np.fft.rfft(random.standard_normal(count))
     spectrum *= np.arange(1, len(spectrum) + 1) ** (-random.uniform(0, 0.5))
     noise = np.fft.irfft(spectrum, count)
@@ -137,7 +135,7 @@ def _noise(count: int, random: np.random.Generator) -> Samples:
 
 
 def _through_telephone(samples: Samples) -> Samples:
-    """Only the telephone's band, with slopes of 100 Hz."""
+    """Samples limited to the telephone band, with slopes of 100 Hz."""
     frequency_Hz = np.fft.rfftfreq(len(samples), 1 / TELEPHONE_Hz)
     low_Hz, high_Hz = TELEPHONE_BAND_Hz
     gain = np.clip(np.minimum(frequency_Hz - low_Hz, high_Hz - frequency_Hz) / 100 + 1, 0, 1)
@@ -145,7 +143,7 @@ def _through_telephone(samples: Samples) -> Samples:
 
 
 def main(folder: str, shard: str, config: str) -> None:
-    """Make one shard and print its rows."""
+    """Make one shard and print its rows as JSON."""
     rows = make_shard(Path(folder), int(shard), SynthConfig(**json.loads(config)))
     json.dump(rows, sys.stdout)
 

@@ -1,4 +1,4 @@
-"""Who speaks: voices of training, validation and test are different ones."""
+"""The speakers of the synthetic corpus. Training, validation and test have different voices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from roundelay.speech.synth.espeak import Voice
 
 ACCENTS = ("en-us", "en", "en-us-nyc", "en-gb-x-rp", "en-gb-scotland", "en-gb-x-gbclan")
-# Of espeak-ng's variants those without echo, whisper or robot, and with a level that does not clip.
+# espeak-ng's variants without echo, whisper or robot voice, and without clipping.
 VARIANTS = {
     "train": (
         "m1", "f1", "m4", "f3", "m6", "belinda", "m7", "steph", "m8", "Annie", "max", "linda", "quincy", "michel", "adam",
@@ -23,14 +23,14 @@ SPEAKERS = {"train": 54, "valid": 9, "test": 9}
 
 @dataclass(frozen=True)
 class Speaker:
-    """Somebody with a voice; `rate` of the voice is their usual one."""
+    """A speaker; the rate of each utterance varies around the rate of the voice."""
 
     name: str
     voice: Voice
 
 
 def speaker(split: str, number: int, seed: int) -> Speaker:
-    """Speaker `number` of a split: variants in turn, the rest drawn.
+    """Speaker `number` of a split. Variants are taken in turn; accent, rate and pitch are drawn from the seed.
 
     >>> speaker("test", 4, seed=1).voice.name.split("+")[1]
     'f2'

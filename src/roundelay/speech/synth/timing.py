@@ -1,4 +1,4 @@
-"""From what espeak-ng says about its phonemes to phone times."""
+"""Phone times from the events of espeak-ng."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import numpy as np
 from roundelay.errors import DataError
 from roundelay.speech.synth.espeak import Event, Sound
 
-SHORTEST_S = 0.03  # three states of a phone need three frames
-QUIET = 20  # of 32768; closures are exact zeros but for the filters' ringing
-LINKING = (";", "r-")  # sounds that espeak-ng slips in between two vowels; they belong to the first
+SHORTEST_S = 0.03  # the three states of a phone need three frames
+QUIET = 20  # of 32768; the closure of a stop is silent except for ringing filters
+LINKING = (";", "r-")  # sounds that espeak-ng inserts between two vowels; they are counted to the first vowel
 
 
 def phone_spans(sound: Sound, events: Sequence[Event], phones: int, rate_Hz: int) -> list[tuple[float, float]]:
-    """Start and end of each phone in seconds; between them there may be pauses.
+    """Start and end of each phone in seconds, with possible pauses between phones.
 
-    An event is the moment when a phoneme is heard. The silent closure of a stop comes before its event, and belongs to it.
+    Events are given for audible onsets. The silent closure of a stop, which comes before its event, belongs to the stop.
+    Raises DataError if espeak-ng spoke another number of phonemes.
     """
     spans: list[tuple[int, int]] = []
-    open_at: int | None = None  # where the phone that now sounds began
-    bound, paused = 0, True  # nothing that belongs to the next phone is earlier than this
+    open_at: int | None = None  # start of the current phone
+    bound, paused = 0, True  # the next phone cannot begin before `bound`
     for event in events:
         if event.name == "":
             bound = event.sample if paused else bound
@@ -37,13 +38,13 @@ def phone_spans(sound: Sound, events: Sequence[Event], phones: int, rate_Hz: int
 
 
 def _before_silence(sound: Sound, first: int, last: int) -> int:
-    """The beginning of the silence that ends at `last`, not before `first`."""
+    """The beginning of the silence that ends at `last`, at the earliest `first`."""
     heard = np.flatnonzero(np.abs(sound[first:last].astype(np.int32)) > QUIET)
     return first + int(heard[-1]) + 1 if len(heard) else first
 
 
 def _lengthened(spans: list[tuple[int, int]], shortest: int) -> list[tuple[int, int]]:
-    """What is too short takes from the longer neighbour: a final l sounds from within its vowel, and has no time left."""
+    """Spans of at least `shortest`. A shorter one takes from its longer neighbour: a final l is often part of its vowel."""
     starts, ends = [span[0] for span in spans], [span[1] for span in spans]
     for i in range(len(spans)):
         lack = shortest - (ends[i] - starts[i])

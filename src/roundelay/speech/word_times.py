@@ -1,0 +1,60 @@
+"""The times of recognised words, from the state of every frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from roundelay.speech.decode import Hypothesis
+from roundelay.speech.hmm import Tying, phone_segments
+from roundelay.speech.lexicon import Lexicon
+from roundelay.speech.segments import Segments, segments
+
+
+def word_times(hypothesis: Hypothesis, lexicon: Lexicon, tying: Tying) -> Segments:
+    """The times of recognised words: the phones of the path are matched with the pronunciations of its words.
+
+    The output labels of the graph do not give the times, because determinisation moves them along the phones. If the search
+    ended inside a word, words that cannot be matched are put at the end with no duration.
+    """
+    phones = phone_segments(hypothesis.states_T, tying)
+    spans = _spans(hypothesis.words, phones.symbols, _as_heard(hypothesis.words, lexicon, tying), lexicon.silence)
+    begins = (*map(float, phones.starts_s), float(phones.end_s))
+    times = [(begins[i], begins[j]) for i, j in spans]
+    times += [(phones.end_s, phones.end_s)] * (len(hypothesis.words) - len(times))
+    return segments((word, i, round(j - i, 6)) for word, (i, j) in zip(hypothesis.words, times, strict=True))
+
+
+def _as_heard(words: Sequence[str], lexicon: Lexicon, tying: Tying) -> dict[str, list[tuple[str, ...]]]:
+    """Pronunciations of the words. If variants of a phone share states, the phone is replaced by the first variant."""
+    heard: dict[str, str] = {}
+    for phone in {phone for word in words for pronunciation in lexicon[word] for phone in pronunciation}:
+        state = tying.chains(0, tying.number(phone), 0)[0]
+        heard[phone] = tying.phones[tying.phone_of_state[state]]
+    return {word: [tuple(heard[phone] for phone in each) for each in lexicon[word]] for word in words}
+
+
+def _spans(
+    words: Sequence[str], phones: Sequence[str], lexicon: Mapping[str, Sequence[tuple[str, ...]]], silence: str
+) -> list[tuple[int, int]]:
+    """For each word (i, j), so that phones[i:j] is one of its pronunciations and only silence lies between words."""
+    reached: list[dict[int, int]] = [{0: 0}]  # for each word so far: possible ends, and the begin that belongs to each
+    for word in words:
+        ends: dict[int, int] = {}
+        for before in reached[-1]:
+            for i in _after_silence(before, phones, silence):
+                ends.update({i + len(p): i for p in lexicon[word] if tuple(phones[i : i + len(p)]) == p})
+        if not ends:
+            break
+        reached.append(ends)
+    spans: list[tuple[int, int]] = []
+    end = max(reached[-1])
+    for k in range(len(reached) - 1, 0, -1):
+        begin = reached[k][end]
+        spans.append((begin, end))
+        end = begin if begin in reached[k - 1] else begin - 1
+    return spans[::-1]
+
+
+def _after_silence(index: int, phones: Sequence[str], silence: str) -> tuple[int, ...]:
+    """Where the next word may begin: at `index`, or after the silence there."""
+    return (index, index + 1) if index < len(phones) and phones[index] == silence else (index,)

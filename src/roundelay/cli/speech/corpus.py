@@ -1,4 +1,4 @@
-"""`roundelay corpus`: prepare, check and describe a speech corpus."""
+"""`roundelay speech corpus`: find or make a speech corpus, check it and describe it."""
 
 from __future__ import annotations
 
@@ -19,42 +19,41 @@ if TYPE_CHECKING:
     from roundelay.speech.describe import Summary
 
 KINDS = {
-    "synth": "synthetic speech, made here",
-    "an4": "AN4, found in --data or ROUNDELAY_DATA",
-    "fsdd": "spoken digits, found likewise",
-    "switchboard": "Switchboard and Hub5-2000, found likewise",
+    "synth": "synthetic speech, generated on this machine",
+    "an4": "AN4, from --data or $ROUNDELAY_DATA",
+    "fsdd": "spoken digits, from --data or $ROUNDELAY_DATA",
+    "switchboard": "Switchboard and Hub5-2000, from --data or $ROUNDELAY_DATA",
     "manifest": "a folder with manifest.tsv",
     "kaldi": "a Kaldi data directory",
 }
-_FOLDERS = ("manifest", "kaldi")
-_FOUND = ("an4", "fsdd", "switchboard")
+_FOLDER_KINDS = ("manifest", "kaldi")  # take the folder as an argument
+_DATA_KINDS = ("an4", "fsdd", "switchboard")  # take it from --data or $ROUNDELAY_DATA
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     kinds = "; ".join(f"{name}: {text}" for name, text in KINDS.items())
     parser.add_argument("kind", metavar="KIND", choices=tuple(KINDS), help=kinds)
-    parser.add_argument("folder", metavar="DIR", nargs="?", type=Path, help="of a manifest or Kaldi corpus")
+    parser.add_argument("folder", metavar="DIR", nargs="?", type=Path, help="the folder of a manifest or kaldi corpus")
     add = parser.add_argument
     add("--data", type=Path, metavar="PATH", help="folder or archive of an4, fsdd or switchboard")
-    add("--out", type=Path, metavar="DIR", help="synth: where it goes (default: the cache)")
-    add("--hours", type=number, metavar="H", help="synth: how much (default 0.5)")
-    add("--seed", type=int, metavar="S", help="synth: of all that is drawn (default 1)")
-    add("--noise", type=float, metavar="DB", help="synth: add noise at this signal-to-noise ratio")
+    add("--out", type=Path, metavar="DIR", help="synth: the folder to write (default: in the cache)")
+    add("--hours", type=number, metavar="H", help="synth: hours of speech (default 0.5)")
+    add("--seed", type=int, metavar="S", help="synth: seed of sentences, voices and noise (default 1)")
+    add("--noise", type=float, metavar="DB", help="synth: add noise at this mean signal-to-noise ratio")
     add("--telephone", action="store_true", help="synth: 8 kHz, telephone band, µ-law")
-    add("--workers", type=positive_int, metavar="N", help="synth: processes (default: one for each core)")
+    add("--workers", type=positive_int, metavar="N", help="synth: processes (default: one per core)")
     add("--allow-pipes", action="store_true", help="kaldi: run the commands in wav.scp; only if you trust them")
-    add("--quick", action="store_true", help="look at headers only, do not read the audio")
+    add("--quick", action="store_true", help="read only the headers of audio files")
     add("--json", action="store_true", help="print JSON, with every problem")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Load or make the corpus, look at all of it, and say what there is."""
+    """Load or make the corpus, check all of it, and print a summary."""
     from roundelay.speech.describe import summary
 
-    _check(args)
     corpus = _corpus(args)
-    with _bar("checking") as progress:
+    with _progress_bar("checking") as progress:
         found = summary(corpus, listen=not args.quick, progress=progress)
     if args.json:
         document = dataclasses.asdict(found)
@@ -64,23 +63,24 @@ def run(args: argparse.Namespace) -> None:
     _show(found)
     if args.kind == "synth":
         assert corpus.lexicon
-        say(f"It is in {corpus.lexicon.parents[1]}.")
+        say(f"The corpus is in {corpus.lexicon.parents[1]}.")
 
 
-def _check(args: argparse.Namespace) -> None:
-    """Options that belong to another kind are mistakes, told before any work."""
+def check(args: argparse.Namespace) -> None:
+    """Raise UsageError for options that the kind of corpus does not have."""
     kind = args.kind
-    if kind in _FOLDERS and args.folder is None:
-        raise UsageError(f"`corpus {kind}` needs a folder: roundelay corpus {kind} DIR")
-    if kind not in _FOLDERS and args.folder is not None:
-        raise UsageError(f"`corpus {kind}` takes no folder; say {'--out DIR' if kind == 'synth' else '--data PATH'}")
+    if kind in _FOLDER_KINDS and args.folder is None:
+        raise UsageError(f"`speech corpus {kind}` needs a folder: roundelay speech corpus {kind} DIR")
+    if kind not in _FOLDER_KINDS and args.folder is not None:
+        option = "--out DIR" if kind == "synth" else "--data PATH"
+        raise UsageError(f"`speech corpus {kind}` takes no folder; use {option}")
     owners = {
-        "data": _FOUND, "out": ("synth",), "hours": ("synth",), "seed": ("synth",), "noise": ("synth",),
+        "data": _DATA_KINDS, "out": ("synth",), "hours": ("synth",), "seed": ("synth",), "noise": ("synth",),
         "telephone": ("synth",), "workers": ("synth",), "allow_pipes": ("kaldi",),
     }  # fmt: skip
     for option, kinds in owners.items():
         if getattr(args, option) not in (None, False) and kind not in kinds:
-            raise UsageError(f"--{option.replace('_', '-')} goes with `corpus {'|'.join(kinds)}`")
+            raise UsageError(f"--{option.replace('_', '-')} goes with `speech corpus {'|'.join(kinds)}`")
 
 
 def _corpus(args: argparse.Namespace) -> Corpus:
@@ -102,13 +102,13 @@ def _synth(args: argparse.Namespace) -> Corpus:
         snr_dB=args.noise,
         telephone=args.telephone,
     )
-    with _bar("speaking") as progress:
+    with _progress_bar("speaking") as progress:
         return synth(config, args.out, args.workers, progress)
 
 
 @contextmanager
-def _bar(doing: str) -> Iterator[Callable[[float, float], None]]:
-    """A progress bar on stderr, as a function of what is done and of how much."""
+def _progress_bar(doing: str) -> Iterator[Callable[[float, float], None]]:
+    """A progress bar on stderr; call the yielded function with what is done and the total."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -131,10 +131,9 @@ def _show(found: Summary) -> None:
     rates = ", ".join(f"{rate / 1000:g} kHz" for rate in found.rates_Hz) or "no audio"
     say(f"{found.vocabulary} different words, {len(found.phones)} phones, {rates}.")
     if found.unknown_words:
-        said = ", ".join(list(found.unknown_words)[:5])
-        say(
-            f"The lexicon lacks {len(found.unknown_words)} words, said {sum(found.unknown_words.values())} times: {said}"
-        )
+        examples = ", ".join(list(found.unknown_words)[:5])
+        times = sum(found.unknown_words.values())
+        say(f"The lexicon lacks {len(found.unknown_words)} words that occur {times} times: {examples}")
     if not found.problems:
         say("No problems found.")
     for kind, count in found.problems.items():

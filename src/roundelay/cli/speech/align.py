@@ -1,4 +1,4 @@
-"""`roundelay align`: phone and word times by the model of a finished run, to train on or to look at."""
+"""`roundelay speech align`: phone and word times found by the model of a finished run, for training or for inspection."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from pathlib import Path
 
 from roundelay.cli.tables import say
 
+FAILURES_SHOWN = 5
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("run", metavar="RUN", type=Path, help="the directory of a finished run of speech recognition")
+    add("run", metavar="RUN", type=Path, help="folder of a finished run of speech recognition")
     add("--corpus", metavar="DIR", type=Path, help="a folder with manifest.tsv (default: the run's own corpus)")
-    add("--out", metavar="DIR", type=Path, help="where phones.ctm and words.ctm go (default: RUN/align)")
+    add("--out", metavar="DIR", type=Path, help="folder for phones.ctm and words.ctm (default: RUN/align)")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Align all splits, write the times, and say what could not be aligned."""
+    """Align all splits of the corpus, write the times, and name utterances that could not be aligned."""
     from roundelay.speech.corpora.manifest import manifest
     from roundelay.speech.feature_set import features
     from roundelay.speech.prepare import corpus_of
@@ -34,6 +36,6 @@ def run(args: argparse.Namespace) -> None:
     write_ctm(folder / "phones.ctm", found.phones)
     write_ctm(folder / "words.ctm", found.words)
     say(f"{len(found.phones)} of {len(corpus)} utterances are aligned: {folder}/phones.ctm, {folder}/words.ctm")
-    for name, reason in list(found.failed.items())[:5]:
+    for name, reason in list(found.failed.items())[:FAILURES_SHOWN]:
         say(f"not aligned: {name}: {reason}")
     say(f"To train on these times: roundelay train RECIPE --set settings.labels={folder}")

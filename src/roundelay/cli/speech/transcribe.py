@@ -1,4 +1,4 @@
-"""`roundelay transcribe`: what is said in audio files."""
+"""`roundelay speech transcribe`: the words in audio files, recognised by the model of a finished run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("run", metavar="RUN", type=Path, help="the directory of a finished run of speech recognition")
+    add("run", metavar="RUN", type=Path, help="folder of a finished run of speech recognition")
     add("files", metavar="FILE", type=Path, nargs="+", help="audio: WAV, FLAC, sphere, ...; any rate, any channels")
     add("--json", action="store_true", help="print JSON, with the times of the words")
 
 
 def run(args: argparse.Namespace) -> int:
-    """A line for each file; a file that cannot be used is named on stderr and makes the exit code 1."""
+    """Print one line per file. A file that cannot be used is named on stderr and makes the exit code 1."""
     from roundelay.speech.recognise import Recogniser, transcribed
     from roundelay.training.run_result import FinishedRun
 
     recogniser = Recogniser.of_run(FinishedRun.read(args.run))
-    said, problems = transcribed(recogniser, args.files)
+    hypotheses, problems = transcribed(recogniser, args.files)
     if args.json:
         document = [
             {
@@ -30,11 +30,11 @@ def run(args: argparse.Namespace) -> int:
                 "text": " ".join(hypothesis.words),
                 "words": [[word, start, start + length] for word, start, length in recogniser.word_times(hypothesis)],
             }
-            for path, hypothesis in said.items()
+            for path, hypothesis in hypotheses.items()
         ]
         print(json.dumps(document, indent=2, ensure_ascii=False))
     else:
-        for path, hypothesis in said.items():
+        for path, hypothesis in hypotheses.items():
             print(f"{path}: {' '.join(hypothesis.words)}")
     for problem in problems:
         print(f"roundelay: {problem}", file=sys.stderr)

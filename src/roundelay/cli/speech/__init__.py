@@ -1,0 +1,37 @@
+"""`roundelay speech`: one module per sub-command, each with `add_arguments(parser)` and `run(args)`.
+
+A module may have `check(args)` too: it raises UsageError for arguments that `run` would refuse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+COMMANDS = {
+    "corpus": "find or make a speech corpus, check it and describe it",
+    "transcribe": "transcribe audio files with the model of a run",
+    "align": "find the times of phones and words with the model of a run",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the sub-commands and their options."""
+    sub = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        module = importlib.import_module(f"roundelay.cli.speech.{name}")
+        command = sub.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        command.set_defaults(check_speech=getattr(module, "check", None), run_speech=module.run)
+        module.add_arguments(command)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise UsageError for arguments that the sub-command would refuse."""
+    if args.check_speech is not None:
+        args.check_speech(args)
+
+
+def run(args: argparse.Namespace) -> int | None:
+    """Run the sub-command."""
+    code: int | None = args.run_speech(args)
+    return code

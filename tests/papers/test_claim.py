@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from roundelay.errors import MissingExtraError
-from roundelay.papers import CLAIMS, frames, large_batches
+from roundelay.papers import CLAIMS, large_batches
 from roundelay.papers.claim import Finding, Interval, verdict_from
 from roundelay.papers.equal_bytes import OURS, RIVALS
 from roundelay.papers.rate import _Quadratics, measured, predicted, transient
@@ -88,8 +88,3 @@ def test_without_its_data_a_claim_is_inconclusive_and_says_what_it_needs(monkeyp
     finding = large_batches.experiment(range(3), lambda part: None)
     assert finding.verdict == "inconclusive"
     assert "an4.tar.xz" in finding.sentence
-
-
-def test_phones_are_read_from_the_alignment():
-    spans = frames._phones("# utt chan start dur phone word\nu1 1 0.00 0.31 SIL -1\nu1 1 0.31 0.09 Y 0\n")
-    assert spans == {"u1": [(0.0, 0.31, "SIL"), (0.31, pytest.approx(0.4), "Y")]}

@@ -1,106 +1,46 @@
-"""Speech frames with phone labels, straight from the AN4 archive: log-mel features and the phones of its alignment."""
+"""AN4 as a classification problem: speech frames with their neighbours in, phones out."""
 
 from __future__ import annotations
 
-import csv
-import io
-import os
-import tarfile
-import wave
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import torch
-from torch import Tensor
 
-from roundelay.errors import MissingExtraError
+from roundelay.errors import DataError
 from roundelay.simulation.problems import Examples, Problem
+from roundelay.speech.corpora.an4 import an4
+from roundelay.speech.corpus import Corpus
+from roundelay.speech.feature_set import FeatureSet, features
+from roundelay.speech.features import FeatureConfig
+from roundelay.speech.hmm import Monophones, occurrences
 
-ARCHIVE = "an4.tar.xz"
 CONTEXT = 5  # frames on each side
-EVERY = 2  # neighbouring frames say nearly the same
-MEL_BINS, FRAME_S = 40, 0.01
-CACHE = "an4-frames-1.npz"
+EVERY = 2  # every second frame is used, since neighbouring frames are nearly equal
+SILENCE = "SIL"
 
 
-def archive() -> Path | None:
-    """The AN4 archive in $ROUNDELAY_DATA, if it is there."""
-    folder = os.environ.get("ROUNDELAY_DATA")
-    path = Path(folder) / ARCHIVE if folder else None
-    return path if path is not None and path.is_file() else None
+def an4_frames(hidden: tuple[int, ...]) -> Problem:
+    """Frames of the training speakers; those of the validation speakers are held out.
+
+    AN4 is read from $ROUNDELAY_DATA, with the features of `roundelay.speech` (40 log-mel energies, normalised per speaker).
+    Raises DataError if it is not there or has no phone times, and MissingExtraError without the 'speech' extra.
+    """
+    corpus = an4()
+    if not corpus.phone_set:
+        raise DataError("this copy of AN4 has no phone times (align/phones.ctm)")
+    phones = Monophones((SILENCE, *(phone for phone in corpus.phone_set if phone != SILENCE)))
+    found = features(corpus, FeatureConfig(deltas=False))
+    return Problem(_examples(corpus, "train", found, phones), _examples(corpus, "valid", found, phones), hidden)
 
 
-def an4_frames(path: Path, hidden: tuple[int, ...]) -> Problem:
-    """Spliced frames of the training speakers, those of the validation speakers held out; read once, then cached."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "roundelay" / CACHE
-    if not cache.is_file():
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        partial = cache.with_suffix(f".{os.getpid()}.npz")
-        np.savez(partial, allow_pickle=False, **_read(path))
-        partial.replace(cache)
-    with np.load(cache, allow_pickle=False) as arrays:
-        train, held_out = _examples(arrays, "train"), _examples(arrays, "valid")
-    mean, std = train[0].mean(dim=0), train[0].std(dim=0)
-    return Problem(((train[0] - mean) / std, train[1]), ((held_out[0] - mean) / std, held_out[1]), hidden)
-
-
-def _examples(arrays: Any, split: str) -> Examples:  # noqa: ANN401
-    features = torch.from_numpy(arrays[f"{split}_x"].astype(np.float32))
-    return features, torch.from_numpy(arrays[f"{split}_y"].astype(np.int64))
-
-
-def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    with tarfile.open(path) as tar:
-        files = {member.name.removeprefix("an4/"): tar.extractfile(member) for member in tar if member.isfile()}
-        content = {name: file.read() for name, file in files.items() if file is not None}
-    phones = _phones(content["align/phones.ctm"].decode())
-    names = sorted({phone for spans in phones.values() for *_, phone in spans})
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "valid": []}
-    for row in csv.DictReader(io.StringIO(content["MANIFEST.tsv"].decode()), delimiter="\t"):
-        spans = phones.get(Path(row["path"]).stem)
-        if row["split"] in found and spans:
-            found[row["split"]].append(_utterance(content[row["path"]], spans, names))
-    arrays = {}
-    for split, utterances in found.items():
-        arrays[f"{split}_x"] = torch.cat([x for x, _ in utterances]).numpy().astype(np.float16)
-        arrays[f"{split}_y"] = torch.cat([y for _, y in utterances]).numpy().astype(np.uint8)
-    return arrays
-
-
-def _phones(ctm: str) -> dict[str, list[tuple[float, float, str]]]:
-    """Begin, end and name of every phone, by utterance."""
-    spans: dict[str, list[tuple[float, float, str]]] = {}
-    for line in ctm.splitlines():
-        if line and not line.startswith("#"):
-            utterance, _, begin, length, phone, _ = line.split()
-            spans.setdefault(utterance, []).append((float(begin), float(begin) + float(length), phone))
-    return spans
-
-
-def _utterance(wav: bytes, spans: list[tuple[float, float, str]], names: list[str]) -> tuple[Tensor, Tensor]:
-    """Every second frame with its context, and the phone at its middle."""
-    features = _log_mel(wav)
-    padded = torch.cat([features[:1].expand(CONTEXT, -1), features, features[-1:].expand(CONTEXT, -1)])
-    spliced = padded.unfold(0, 2 * CONTEXT + 1, 1).reshape(len(features), -1)
-    middles = (np.arange(len(features)) + 0.5) * FRAME_S
-    at = np.searchsorted([end for _, end, _ in spans], middles).clip(max=len(spans) - 1)
-    labels = torch.tensor([names.index(spans[place][2]) for place in at])
-    return spliced[::EVERY], labels[::EVERY]
-
-
-def _log_mel(wav: bytes) -> Tensor:
-    try:
-        import kaldi_native_fbank as knf
-    except ImportError as error:
-        raise MissingExtraError("reading speech frames", "speech") from error
-    with wave.open(io.BytesIO(wav)) as file:
-        rate, audio = file.getframerate(), np.frombuffer(file.readframes(file.getnframes()), dtype=np.int16)
-    options = knf.FbankOptions()
-    options.mel_opts.num_bins, options.frame_opts.samp_freq, options.frame_opts.dither = MEL_BINS, rate, 0.0
-    options.frame_opts.snip_edges = False
-    bank = knf.OnlineFbank(options)
-    bank.accept_waveform(rate, (audio / 32768.0).astype(np.float32).tolist())
-    bank.input_finished()
-    frames = torch.from_numpy(np.stack([bank.get_frame(i) for i in range(bank.num_frames_ready)]))
-    return frames - frames.mean(dim=0)
+def _examples(corpus: Corpus, split: str, found: FeatureSet, phones: Monophones) -> Examples:
+    """Spliced frames N×(2·CONTEXT + 1)F, and the number of the phone at the centre of each."""
+    inputs, labels = [], []
+    for utterance in corpus.split(split):
+        if utterance.phones is None or utterance.id not in found:
+            continue
+        frames_TF = np.pad(found[utterance.id].astype(np.float32), ((CONTEXT, CONTEXT), (0, 0)), mode="edge")
+        spliced = np.lib.stride_tricks.sliding_window_view(frames_TF, 2 * CONTEXT + 1, axis=0)[::EVERY]
+        said = occurrences(utterance.phones, len(found[utterance.id]), phones)
+        inputs.append(spliced.reshape(len(spliced), -1))
+        labels.append(np.repeat(said.phones, said.durations)[::EVERY])
+    return torch.from_numpy(np.concatenate(inputs)), torch.from_numpy(np.concatenate(labels).astype(np.int64))

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from roundelay.errors import DataError
 from roundelay.papers.claim import Claim, Figures, Finding, Interval, Line, Panel, Progress, verdict_from
-from roundelay.papers.frames import ARCHIVE, an4_frames, archive
+from roundelay.papers.frames import an4_frames
 from roundelay.papers.runs import accuracy, mean_loss, synchronous_run
 from roundelay.simulation.problems import Problem
 from roundelay.simulation.stacked import StackedAllreduce, StackedDelayByOne, StackedDPSGD, StackedStrategy
@@ -118,10 +119,10 @@ def _clip(gradients: list[Tensor], largest: float) -> None:
 
 def experiment(seeds: Sequence[int], progress: Progress) -> Finding:
     """Train in every way at every batch and rate."""
-    path = archive()
-    if path is None:
-        return Finding("inconclusive", f"needs real speech: set ROUNDELAY_DATA to a folder that has {ARCHIVE}", {})
-    problem = an4_frames(path, HIDDEN)
+    try:
+        problem = an4_frames(HIDDEN)
+    except DataError:
+        return Finding("inconclusive", "needs real speech: set ROUNDELAY_DATA to a folder that has our an4.tar.xz", {})
     runs: _Runs = {}
     for done, seed in enumerate(seeds):
         for at, setting in enumerate(SCALED):

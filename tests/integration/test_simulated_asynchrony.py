@@ -1,7 +1,7 @@
-"""Asynchronous learners on the virtual clock, fed with the step times of a real run, behave as the real ones did.
+"""Asynchronous learners on the virtual clock behave as real ones did, if they get the step times of the real run.
 
-What each does depends on timing, so nothing is equal; what is compared are distributions. Where a bound is wider than the
-sampling error it is because threads and the operating system are not part of the model.
+Asynchronous learners depend on timing, so the test compares distributions. Some bounds are wider than the sampling error, because
+threads and the operating system are not part of the model.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ TABLE = recipes.table_of("tiny") | {
     "checkpoint": {"every_epochs": 1.0},
     "metrics": {"every_s": 0.0},  # a row for every step
 }
-MARKS = 12
-EXCHANGE = Links(latency_s=2e-4)  # what a call takes between processes through shared memory, there and back: 0.4 ms
+EVALUATIONS = 12
+EXCHANGE = Links(latency_s=2e-4)  # a call between processes through shared memory takes 0.4 ms there and back
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What a run's rows tell."""
+    """The metrics of a run."""
 
     rows: Sequence[Row]
 
@@ -49,21 +49,21 @@ class Behaviour:
         return np.array([row[figure] for row in self.rows if row["kind"] == "learner" and row["learner"] == learner])
 
     def last(self, figure: str) -> np.ndarray:
-        """Of every learner, at the end."""
+        """The last value of a figure, by learner."""
         return np.array([self.of(learner, figure)[-1] for learner in LEARNERS])
 
     def staleness(self, learner: int) -> np.ndarray:
-        """Of every single step."""
+        """The staleness of every single step."""
         total = self.of(learner, "staleness_mean") * self.of(learner, "steps")
         return np.diff(total).round()
 
     def losses(self) -> dict[int, float]:
-        """Of the mean model on validation data, by the samples used; a real run may be too busy to judge every mark."""
+        """Validation loss of the mean model by samples seen; a busy real run may skip evaluations."""
         return {row["samples_seen"]: row["loss"] for row in self.rows if row.get("split") == "valid"}
 
 
 def train(folder: Path) -> Path:
-    """Four processes, each at its own pace; the metrics that they leave."""
+    """Train with four real processes of different speed, and return the path of their metrics."""
     recipe = folder / "paced.toml"
     recipe.write_text(to_toml(TABLE))
     words = ["-m", "roundelay", "train", str(recipe), "--out", str(folder / "real")]
@@ -77,7 +77,7 @@ def train(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The real run, and the simulated one fed with its times."""
+    """The real run, and the simulated run with the step times of the real one."""
     folder = tmp_path_factory.mktemp("paced")
     metrics = train(folder)
     (folder / "simulated").mkdir()
@@ -94,12 +94,12 @@ def runs(tmp_path_factory):
 
 def test_learners_take_the_same_shares_of_the_budget(runs):
     real, simulated = (run.last("steps") / run.last("steps").sum() for run in runs)
-    assert real[0] > 2.5 * real[3], "the paces differ, so the shares do"
+    assert real[0] > 2.5 * real[3], "the learners differ in speed, so their shares differ"
     np.testing.assert_allclose(simulated, real, rtol=0.1)
 
 
-def test_exchanges_are_as_many_for_every_learner(runs):
-    """Started, and served: a slow learner serves more than it starts, a fast one less."""
+def test_every_learner_starts_and_serves_as_many_exchanges(runs):
+    """A slow learner serves more exchanges than it starts, a fast one fewer."""
     real, simulated = runs
     for figure in ("exchanges_started", "exchanges_served"):
         of_steps = [run.last(figure) / run.last("steps") for run in (real, simulated)]
@@ -108,8 +108,8 @@ def test_exchanges_are_as_many_for_every_learner(runs):
     assert answers[3] > 2 * answers[0]
 
 
-def test_staleness_is_distributed_alike_for_every_learner(runs):
-    """Means to a fifth, where sampling alone gives a twentieth, and whole distributions by Kolmogorov and Smirnov's distance."""
+def test_staleness_has_the_same_distribution_for_every_learner(runs):
+    """Means agree to a fifth (sampling alone gives a twentieth), distributions by the Kolmogorov-Smirnov distance."""
     real, simulated = runs
     np.testing.assert_allclose(simulated.last("staleness_mean"), real.last("staleness_mean"), rtol=0.2)
     assert real.last("staleness_mean")[3] > 1.6 * real.last("staleness_mean")[0], (
@@ -119,12 +119,12 @@ def test_staleness_is_distributed_alike_for_every_learner(runs):
         assert ks_2samp(real.staleness(learner), simulated.staleness(learner)).statistic < 0.25
 
 
-def test_the_mean_model_learns_alike(runs):
+def test_the_mean_model_follows_the_same_curve(runs):
     real, simulated = (run.losses() for run in runs)
-    places = sorted(real.keys() & simulated.keys())
-    assert len(simulated) == MARKS
-    assert len(places) >= MARKS / 2
-    ratios = np.array([simulated[place] / real[place] for place in places])
-    assert real[places[0]] > 1.5 * real[places[-1]], "there is a curve to compare"
+    common = sorted(real.keys() & simulated.keys())
+    assert len(simulated) == EVALUATIONS
+    assert len(common) >= EVALUATIONS / 2
+    ratios = np.array([simulated[samples] / real[samples] for samples in common])
+    assert real[common[0]] > 1.5 * real[common[-1]], "there is a curve to compare"
     assert np.abs(np.log(ratios)).max() < 0.25
     assert ratios[-1] == pytest.approx(1.0, abs=0.1)

@@ -12,7 +12,7 @@ from roundelay.simulation.compute import constant, frozen, lognormal, measured, 
 def test_lognormal_times_have_the_mean_and_spread_asked_for():
     compute = lognormal(0.3, 0.2, seed=1)
     times = np.array([compute(learner, step, 0.0) for learner in range(20) for step in range(500)])
-    assert times.mean() == pytest.approx(0.3, rel=0.01)  # 10,000 draws: a standard error of 0.2 %
+    assert times.mean() == pytest.approx(0.3, rel=0.01)  # 10,000 draws: the standard error is 0.2 %
     assert times.std() == pytest.approx(0.06, rel=0.05)
 
 
@@ -33,19 +33,19 @@ def test_a_slow_period_begins_and_ends():
     assert compute(1, 0, 15.0) == 1.0
 
 
-def test_a_frozen_learner_loses_the_time_in_the_step_it_is_in():
+def test_a_freeze_lengthens_the_step_that_is_under_way():
     compute = frozen(constant(1.0), learner=2, at_s=3.5, for_s=7.0)
     assert [compute(2, 0, now) for now in (2.0, 3.0, 4.0)] == [1.0, 8.0, 1.0]
     assert compute(0, 0, 3.0) == 1.0
 
 
-def test_a_trace_is_played_again_and_again():
+def test_a_trace_repeats():
     compute = trace([[0.1, 0.2], [0.3]])
     assert [compute(0, step, 0.0) for step in range(4)] == [0.1, 0.2, 0.1, 0.2]
     assert compute(1, 7, 0.0) == 0.3
 
 
-def test_an_empty_trace_names_the_learner():
+def test_an_empty_trace_is_refused_and_the_error_names_the_learner():
     with pytest.raises(RoundelayError, match="learner 1"):
         trace([[0.1], []])
 
@@ -65,20 +65,20 @@ def test_measured_times_are_those_between_the_rows_of_each_learner(tmp_path):
         row(0, 1, 0.5),  # 0.5 s in all
         row(1, 2, 0.3),  # 0.6 s
         {"kind": "evaluation", "split": "valid"},
-        row(0, 3, 0.3),  # 0.9 s, so 0.2 s each for the second and the third
-        row(0, 3, 0.4),  # told twice at the end
+        row(0, 3, 0.3),  # 0.9 s in all, so 0.2 s for each of steps 2 and 3
+        row(0, 3, 0.4),  # the last row comes twice at the end of a run
     )
     compute = measured(path)
     assert [compute(0, step, 0.0) for step in range(3)] == pytest.approx([0.5, 0.2, 0.2])
     assert [compute(1, step, 0.0) for step in range(2)] == pytest.approx([0.3, 0.3])
 
 
-def test_a_resumed_run_has_no_trace_from_its_beginning(tmp_path):
+def test_the_metrics_of_a_resumed_run_are_refused(tmp_path):
     path = rows(tmp_path / "metrics.jsonl", row(0, 1, 0.5), {"kind": "event", "event": "resumed"}, row(0, 2, 0.5))
     with pytest.raises(RoundelayError, match="resumed"):
         measured(path)
 
 
-def test_a_learner_without_a_row_is_named(tmp_path):
+def test_a_learner_without_a_row_is_named_in_the_error(tmp_path):
     with pytest.raises(RoundelayError, match="learner 0"):
         measured(rows(tmp_path / "metrics.jsonl", row(1, 1, 0.5)))

@@ -1,4 +1,4 @@
-"""The alpha-beta model, contention at ports, and faults: times that can be worked out by hand."""
+"""The alpha-beta model, contention at ports, and faults: times that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def test_a_message_takes_latency_and_its_bytes_over_the_bandwidth():
     assert arrivals(Links(latency_s=0.5, bandwidth_Bps=50.0), [(0, 1)]) == [2.5]
 
 
-def test_messages_of_one_sender_go_one_after_the_other():
+def test_messages_of_one_sender_queue():
     assert arrivals(Links(bandwidth_Bps=100.0), [(0, 1), (0, 2), (0, 3)]) == [1.0, 2.0, 3.0]
 
 
-def test_messages_to_one_receiver_come_in_one_after_the_other():
+def test_messages_to_one_receiver_queue():
     assert arrivals(Links(bandwidth_Bps=100.0), [(1, 0), (2, 0), (3, 0)]) == [1.0, 2.0, 3.0]
 
 
-def test_both_ways_at_once_and_other_pairs_do_not_disturb_each_other():
+def test_messages_in_opposite_directions_and_of_other_pairs_do_not_contend():
     assert arrivals(Links(bandwidth_Bps=100.0), [(0, 1), (1, 0), (2, 3)]) == [1.0, 1.0, 1.0]
 
 
@@ -54,7 +54,7 @@ def test_an_allreduce_is_a_ring_inside_nodes_and_one_between_them():
     assert [float(value) for value in values] == [28.0] * 8
 
 
-def test_a_payload_counts_as_the_model_it_stands_for_and_nothing_counts_as_nothing():
+def test_a_payload_counts_as_model_bytes_and_an_empty_message_as_nothing():
     clock = VirtualClock()
     network = ModelledNetwork(clock, 2, Links(bandwidth_Bps=1.0), model_bytes=7.0)
     network.deliver(0, 1, 4, lambda: None)
@@ -73,7 +73,7 @@ def test_a_short_freeze_holds_messages_up():
     assert seen == [pytest.approx(3.0)]
 
 
-def test_a_long_freeze_looks_like_death():
+def test_a_long_freeze_loses_the_learner():
     clock, lost = VirtualClock(), []
     network = ModelledNetwork(clock, 3, Links())
     network.transports[0].on_lost(lambda peer, reason: lost.append((peer, reason, clock.now())))

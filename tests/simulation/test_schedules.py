@@ -1,4 +1,4 @@
-"""Random interleavings of steps, exchanges and deaths: what must hold whatever the schedule, for every strategy."""
+"""Random interleavings of steps, exchanges and deaths: what must hold for every strategy under every schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOPOLOGY = st.sampled_from(["ring", "random-ring", "complete", "random-matching"
 
 @st.composite
 def schedules(draw, sizes=(2, 3, 4, 6)):
-    """How many learners, how many steps each, how long every step takes, and how slow the network is."""
+    """The number of learners, the steps of each, the time of every step, and the latency of the network."""
     size = draw(st.sampled_from(sizes))
     pace = draw(st.lists(st.floats(0.01, 3.0), min_size=size * 6, max_size=size * 6))
     return {
@@ -57,13 +57,13 @@ def run(name, schedule, topology, *, lr=0.05, kill=None, steps=None):
 @pytest.mark.parametrize("name", ["allreduce", "dpsgd", "adpsgd", "delay-by-one", "delay-by-one of gradients"])
 @settings(max_examples=25)
 @given(schedule=schedules(), topology=TOPOLOGY)
-def test_unequal_learners_all_end_and_none_waits_for_ever(name, schedule, topology):
-    run(name, schedule, topology)  # DeadlockError if not
+def test_unequal_learners_all_finish(name, schedule, topology):
+    run(name, schedule, topology)  # DeadlockError if a learner waits forever
 
 
 @settings(max_examples=25)
 @given(schedule=schedules(sizes=(4, 6)), steps=STEPS, topology=TOPOLOGY)
-def test_super_learners_all_end_and_groups_end_equal(schedule, steps, topology):
+def test_super_learners_all_finish_and_members_of_a_group_end_equal(schedule, steps, topology):
     _, learners = run("super-learner", schedule, topology, steps=[steps] * schedule["size"])
     X = weights(learners)
     np.testing.assert_array_equal(X[::2], X[1::2])
@@ -71,8 +71,8 @@ def test_super_learners_all_end_and_groups_end_equal(schedule, steps, topology):
 
 @settings(max_examples=60)
 @given(schedule=schedules(), topology=TOPOLOGY)
-def test_exchanges_conserve_the_sum_whatever_the_schedule(schedule, topology):
-    # With the gradient of every step written down, sum of weights = sum of starts - lr * sum of gradients.
+def test_exchanges_conserve_the_sum_under_every_schedule(schedule, topology):
+    # Sum of weights = sum of initial weights (zero) - lr * sum of all gradients.
     build = strategy_of("adpsgd", schedule["size"], topology)
     clock, network, learners = world(
         [build() for _ in range(schedule["size"])],
@@ -105,7 +105,7 @@ def test_no_learner_leads_by_more_than_max_lead_while_it_has_a_neighbour(schedul
 
 @settings(max_examples=40)
 @given(schedule=schedules(), topology=TOPOLOGY, victim=st.integers(0, 5), at=st.floats(0.0, 6.0))
-def test_asynchronous_learners_outlive_any_death(schedule, topology, victim, at):
+def test_asynchronous_learners_finish_after_any_death(schedule, topology, victim, at):
     victim %= schedule["size"]
     _, learners = run("adpsgd", schedule, topology, kill={victim: at})
     for rank, learner in enumerate(learners):
@@ -116,13 +116,13 @@ def test_asynchronous_learners_outlive_any_death(schedule, topology, victim, at)
 @pytest.mark.parametrize("name", ["allreduce", "dpsgd", "delay-by-one"])
 @settings(max_examples=25)
 @given(schedule=schedules(sizes=(3, 4)), victim=st.integers(0, 3), at=st.floats(0.0, 6.0))
-def test_a_death_among_synchronous_learners_is_an_error_that_names_it_or_comes_too_late_to_matter(
+def test_a_death_among_synchronous_learners_is_an_error_that_names_the_dead_learner_or_comes_too_late(
     name, schedule, victim, at
 ):
     victim %= schedule["size"]
     with pytest.raises(PeerLostError, match=f"lost learner {victim}:"):  # noqa: PT012
         run(name, schedule, "complete", kill={victim: at})
-        raise PeerLostError(victim, "too late to matter")
+        raise PeerLostError(victim, "too late")
 
 
 @pytest.mark.parametrize("name", ["allreduce", "dpsgd", "adpsgd", "delay-by-one"])

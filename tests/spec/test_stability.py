@@ -1,4 +1,4 @@
-"""Averaging while computing is stable exactly below (1 + lambda_min)(1 + momentum): seen in the recursion itself."""
+"""Averaging while computing is stable exactly below (1 + lambda_min)(1 + momentum): a check of the recursion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roundelay.topology import Mixing, complete, exponential, ring, stability_bo
 
 
 def size_after(mixing: Mixing, step: float, momentum: float, rounds: int = 1500) -> float:
-    """How large X_{k+1} = W X_k - V_{k+1}, V_{k+1} = beta V_k + step X_k has become, with curvature 1."""
+    """Largest entry of X after X_{k+1} = W X_k - V_{k+1}, V_{k+1} = beta V_k + step X_k, with curvature 1."""
     W = mixing.matrix()
     X, V = np.random.default_rng(0).standard_normal((2, mixing.size))
     for _ in range(rounds):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from roundelay.errors import MissingExtraError
+
 Examples = tuple[Tensor, Tensor]
 
 
@@ -70,12 +72,17 @@ def loss(module: nn.Module, batch: Examples) -> Tensor:
 
 
 @functools.cache
-def digits(hidden: int = 32) -> Problem:
-    """1797 handwritten digits of 8 x 8 pixels (scikit-learn's copy of the UCI test set), every sixth held out."""
-    from sklearn.datasets import load_digits
+def digits() -> Problem:
+    """1797 handwritten digits of 8 x 8 pixels (scikit-learn's copy of the UCI test set); every sixth is held out.
 
+    Raises MissingExtraError if scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingExtraError("the digits problem", "digits") from error
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images, dtype=torch.float32) / 16
     y = torch.tensor(labels, dtype=torch.int64)
     held_out = torch.arange(len(y)) % 6 == 5
-    return Problem((x[~held_out], y[~held_out]), (x[held_out], y[held_out]), (hidden,))
+    return Problem((x[~held_out], y[~held_out]), (x[held_out], y[held_out]), hidden=(32,))

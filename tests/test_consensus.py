@@ -57,11 +57,11 @@ def test_the_consensus_is_the_exact_mean_and_everything_is_put_back(name):
             inside = flat(mean)
         live = learner.strategy.weights()
         own = flat(learner.module) if live is None else live.parts[0].numpy().copy()
-        return inside, own, learner.strategy.voice
+        return inside, own, learner.strategy.consensus_weight
 
     results = each_learner(4, STRATEGIES[name], linear, look)
-    inside, after, voices = (np.stack(column) for column in zip(*results, strict=True))
-    mean = np.average(after, axis=0, weights=voices)
+    inside, after, weights_of_learners = (np.stack(column) for column in zip(*results, strict=True))
+    mean = np.average(after, axis=0, weights=weights_of_learners)
     np.testing.assert_allclose(inside, np.tile(mean, (4, 1)), rtol=0, atol=1e-14)
     # Two groups agree exactly if their last exchange came after the last steps of both, as it may.
     may_agree = name in ("allreduce", "asynchronous-super-learner")
@@ -108,7 +108,7 @@ def test_everything_is_put_back_also_when_a_peer_is_lost_on_the_way(monkeypatch)
 
         def breaking(values, members):
             calls.append(values)
-            if len(calls) > 3:  # barrier, voices, weights: now the buffers
+            if len(calls) > 3:  # barrier, weights_of_learners, weights: now the buffers
                 raise ConnectionError("lost")
             return inner(values, members)
 

@@ -115,7 +115,7 @@ def test_closures_are_refused_and_leave_no_lock_behind():
     learner = solo(ADPSGD(ring(1)))
     with learner, pytest.raises(StrategyError, match="closure"):
         learner.optimizer.step(lambda: 1.0)
-    assert not learner.strategy._lock.locked()
+    assert not learner.strategy._live.lock.locked()
 
 
 def test_lbfgs_is_refused():
@@ -155,7 +155,7 @@ def test_a_step_that_raises_can_be_followed_by_others(name):
             optimizer.zero_grad()
         assert learner.steps == 5
     if name == "adpsgd":
-        assert not learner.strategy._lock.locked()
+        assert not learner.strategy._live.lock.locked()
 
 
 @every_strategy
@@ -801,7 +801,7 @@ def test_an_exception_in_the_loop_of_one_asynchronous_learner_is_survived_and_lo
 def test_peers_lost_in_two_threads_at_once_are_both_taken_out():
     learner = solo()
     learner.membership = type(learner.membership).of(64)
-    together(8, lambda rank: [learner._lost(peer, "test") for peer in range(8 * rank, 8 * rank + 8)])
+    together(8, lambda rank: [learner._peer_lost(peer, "test") for peer in range(8 * rank, 8 * rank + 8)])
     assert learner.membership.living == ()
     assert learner.membership.generation == 64
     learner.close()

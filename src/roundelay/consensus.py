@@ -1,4 +1,4 @@
-"""The consensus: the mean model of all learners, put into one module for as long as it is looked at."""
+"""The consensus: the mean model of all learners, put into a module for the length of a block."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from roundelay.cluster.membership import Membership
 from roundelay.strategies.base import Strategy
 from roundelay.transport.base import Transport
+from roundelay.weights import Flat, Replica
 from roundelay.weights.average import with_second_moments, with_variances
-from roundelay.weights.replica import Flat, Replica
 
 
 @contextlib.contextmanager
 def consensus_of(
     module: nn.Module, replica: Replica, strategy: Strategy, transport: Transport, membership: Membership
 ) -> Iterator[None]:
-    """Module <- mean over learners of weights and buffers, until the block ends, however it ends."""
+    """Module <- mean over learners of weights and buffers. When the block ends, the module gets its own values back."""
     members = membership.living
-    _barrier(transport, members)  # from here on nobody has an exchange under way
+    _barrier(transport, members)  # from here on no learner has an exchange under way
     mean = _mean_weights(replica, strategy, transport, members)
     buffers = list(module.buffers())
     saved_weights, saved_buffers = replica.flat(), [buffer.clone() for buffer in buffers]
@@ -36,16 +36,16 @@ def consensus_of(
 
 
 def _mean_weights(replica: Replica, strategy: Strategy, transport: Transport, members: tuple[int, ...]) -> Flat:
-    """sum_i v_i x_i / sum_i v_i, where a learner that speaks for a group has v = 1 and its members 0."""
+    """sum_i v_i x_i / sum_i v_i, where v_i is the consensus weight of learner i."""
     mean = Flat(replica.tensors(), on=replica.weights[0].device)
     own = strategy.weights()
     mean.read(replica.tensors() if own is None else own.views)
-    voices = torch.tensor([strategy.voice], device=mean.storage.device)
-    transport.all_reduce(voices, members).result()
+    total = torch.tensor([strategy.consensus_weight], device=mean.storage.device)
+    transport.all_reduce(total, members).result()
     for part in mean.parts:
-        part.mul_(strategy.voice)
+        part.mul_(strategy.consensus_weight)
         transport.all_reduce(part, members).result()
-        part.div_(float(voices))
+        part.div_(float(total))
     return mean
 
 

@@ -1,29 +1,29 @@
-"""Learner: joins a module, an optimizer, a strategy and a transport, and leaves the user's loop as it is."""
+"""Learner: connects a module, an optimizer, a strategy and a transport, and leaves the user's loop as it is."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
+from roundelay.agreement import check_agreement, take_first_weights
 from roundelay.clock import Steps
+from roundelay.cluster.environment import init
 from roundelay.cluster.membership import Membership
 from roundelay.consensus import consensus_of
 from roundelay.errors import StrategyError
+from roundelay.hooks import GradientHooks, StepHooks
 from roundelay.strategies.base import Strategy
-from roundelay.topology import Mixing
 from roundelay.transport.base import LEFT, Transport
-from roundelay.weights.replica import Flat, Replica
+from roundelay.weights import Replica
 
 log = logging.getLogger("roundelay")
 
@@ -31,16 +31,16 @@ log = logging.getLogger("roundelay")
 class Learner:
     """One participant in decentralised training.
 
-    Hooks the optimizer (and, where the strategy reduces gradients, the weights), so that the loop stays the user's:
+    Hooks the optimizer (and, if the strategy reduces gradients, the weights), so that the loop stays the user's:
 
-        with Learner(model, optimizer, strategy, world.transport()) as learner:
+        with Learner(model, optimizer, ADPSGD()) as learner:
             for x, y in loader:
                 loss_fn(model(x), y).backward()
                 optimizer.step()
                 optimizer.zero_grad()
 
-    At the start every learner takes learner 0's weights and buffers. Leaving the block ends the learner's part: it
-    stays until nobody needs it any more, or goes at once if the block raised.
+    At the start every learner takes the weights and buffers of learner 0. At the end of the block the learner stays until
+    no peer needs it any more; if the block raised, it leaves at once.
 
     Raises StrategyError if module, optimizer or strategy do not fit together, PeerLostError (from `backward` or `step`)
     when a synchronous strategy loses a peer.
@@ -49,9 +49,9 @@ class Learner:
         module: what is trained.
         optimizer: of its parameters.
         strategy: how learners average.
-        transport: the way to the others.
-        membership: who they are, where somebody has already seen to it that they fit together and begin with the weights
-            they should; without it all of the transport's take part, are checked, and begin with learner 0's weights.
+        transport: the connection to the peers; by default `init().transport()`, from the environment.
+        membership: the learners that take part; by default all of the transport's. If given, the check that learners
+            fit together and the broadcast of the first weights are skipped.
     """
 
     def __init__(
@@ -59,72 +59,63 @@ class Learner:
         module: nn.Module,
         optimizer: Optimizer,
         strategy: Strategy,
-        transport: Transport,
+        transport: Transport | None = None,
         membership: Membership | None = None,
     ) -> None:
-        self.module, self.optimizer, self.strategy, self.transport = module, optimizer, strategy, transport
-        self._agreed = membership is not None
-        self.membership = membership or Membership.of(transport.size)
+        self.module, self.optimizer, self.strategy = module, optimizer, strategy
+        self.transport = transport or init().transport()
+        self.membership = membership or Membership.of(self.transport.size)
         self._membership_lock = threading.Lock()  # peers are lost in threads of the transport
-        self.steps = self._steps_before = 0  # of which so many before a restart
+        self.steps = self._steps_before = 0  # the second: those before a restart
         self._observed: dict[str, float] = {}
-        self._seconds = {"wait": 0.0, "mix": 0.0}
+        self._wait_s = self._mix_s = 0.0
         self._began = time.perf_counter()
-        self._accumulating = self._finished = self._closed = False
-        self._told_of_changes = False
-        self._backward: int | None = None  # the backward pass whose gradients are being reduced
-        # The step under way: a subclass's step() that calls super().step() has the hooks run for both.
-        self._step_frame: FrameType | None = None
-        self._inner_steps = 0
-        self._ending = contextlib.ExitStack()  # what is to be undone
+        self._finished = self._closed = self._warned = False
+        self._cleanup = contextlib.ExitStack()
         try:
-            self._begin()
+            self._begin(agreed=membership is not None)
         except BaseException as error:
             self._abort(error)
             raise
 
-    def _begin(self) -> None:
+    def _begin(self, *, agreed: bool) -> None:
         _check_optimizer(self.optimizer, self.module)
         self.replica = Replica(self.module)
         self._averaged = set(map(id, self.replica.weights))
-        everyone = self.membership  # also who leaves before we are attached: the mixing is laid over those who began
-        self.transport.on_lost(self._lost)
-        self.transport.on_quiet(self._unheard)
-        if not self._agreed:
-            self._agree(everyone.living)
-            self._take_first_weights(everyone.living)
+        everyone = self.membership  # including a peer that leaves before we are attached: all use the same mixing
+        self.transport.on_lost(self._peer_lost)
+        self.transport.on_silent(self._peer_silent)
+        if not agreed:
+            check_agreement(self.module, self.strategy, self.transport, everyone.living)
+            take_first_weights(self.module, self.transport, everyone.living)
         self.strategy.attach(self.replica, self.transport, everyone)
         self.replica.mark()
-        self._ending.callback(self.replica.move_out)
-        self._ending.callback(self.optimizer.register_step_pre_hook(self._before_step).remove)
-        self._ending.callback(self.optimizer.register_step_post_hook(self._after_step).remove)
-        if self.strategy.reduces_gradients:
-            for index, weight in enumerate(self.replica.weights):
-                hook = lambda _, index=index: self._gradient_ready(index)  # noqa: E731
-                self._ending.callback(weight.register_post_accumulate_grad_hook(hook).remove)
+        self._cleanup.callback(StepHooks(self.optimizer, self._before_step, self._after_step).remove)
+        reduced = self.replica.weights if self.strategy.reduces_gradients else []
+        self._gradient_hooks = GradientHooks(reduced, self.strategy.gradient_ready, self._after_backward)
+        self._cleanup.callback(self._gradient_hooks.remove)
 
-    # The user's side ---------------------------------------------------------------------------------------------------
+    # For the user ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
         """Backward passes in this block only add up gradients; the next one outside reduces the sum (DDP's no_sync)."""
-        before, self._accumulating = self._accumulating, True
+        hooks = self._gradient_hooks
+        before, hooks.paused = hooks.paused, True
         try:
             yield
         finally:
-            self._accumulating = before
+            hooks.paused = before
 
     @contextlib.contextmanager
     def consensus(self) -> Iterator[nn.Module]:
-        """The module with the exact mean weights of all learners; everything is put back afterwards.
+        """The module with the exact mean weights of all learners; its own weights come back at the end of the block.
 
-        A collective: all learners enter it equally often. Exchanges pause meanwhile. Floating buffers are averaged
-        (BatchNorm's variance by its second moment), integer ones are learner 0's.
-
-        After equally many steps; learners that may have taken different numbers of them `finish` first, for a synchronous
-        one waits for the next step of its neighbours.
+        A collective: all learners enter it equally often, after equally many steps. Learners that may have taken different
+        numbers of steps call `finish` first. Exchanges pause meanwhile. Floating-point buffers are averaged (BatchNorm's
+        variance by its second moment), integer ones are learner 0's.
         """
-        self._notice_changes()
+        self._warn_of_changes()
         self._run(self.strategy.drain())
         try:
             with consensus_of(self.module, self.replica, self.strategy, self.transport, self.membership):
@@ -133,21 +124,20 @@ class Learner:
             self.replica.mark()
 
     def observe(self, **figures: float) -> None:
-        """Put figures of your own beside the learner's, such as `observe(loss=loss.item())`; the last ones count."""
+        """Add figures of your own to the metrics, such as `observe(loss=loss.item())`; the last value of a name counts."""
         self._observed.update(figures)
 
     def metrics(self) -> dict[str, float]:
-        """What this learner has done so far: steps, seconds split into compute, wait and mix, bytes, and the strategy's own."""
+        """This learner so far: steps, seconds per step split into compute, wait and mix, bytes, and the strategy's own."""
         total = time.perf_counter() - self._began
         steps = max(self.steps - self._steps_before, 1)
-        communicating = sum(self._seconds.values())
         return (
             {
                 "steps": self.steps,
                 "step_s": total / steps,
-                "compute_s": (total - communicating) / steps,
-                "wait_s": self._seconds["wait"] / steps,
-                "mix_s": self._seconds["mix"] / steps,
+                "compute_s": (total - self._wait_s - self._mix_s) / steps,
+                "wait_s": self._wait_s / steps,
+                "mix_s": self._mix_s / steps,
                 "bytes_sent": self.transport.traffic.bytes_sent,
                 "bytes_received": self.transport.traffic.bytes_received,
                 "refused": self.transport.refused.counts.total(),
@@ -159,41 +149,41 @@ class Learner:
     @property
     def waited_s(self) -> float:
         """Seconds in which this learner has waited for others."""
-        return self._seconds["wait"]
+        return self._wait_s
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart besides module and optimizer, which hold their part of it now."""
-        self._notice_changes()
+        """What must survive a restart beside module and optimizer, which are up to date when this returns."""
+        self._warn_of_changes()
         self._run(self.strategy.before_saving())
         self.replica.mark()
         return {"steps": self.steps, "strategy": self.strategy.state_dict()}
 
-    def count_from(self, steps: int) -> None:
-        """Count steps from here, for a learner that goes on where another was."""
-        self.steps = self._steps_before = steps
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, with the weights that the module has now; where learners wait for each other, all do so."""
+        """Continue from there, with the weights that the module has now. With a synchronous strategy all learners do so."""
         self.count_from(int(state["steps"]))
         self.strategy.load_state_dict(state["strategy"])
         self.replica.mark()
 
-    def reform(self, mixing: Mixing, membership: Membership) -> None:
-        """Go on with those who live now, on this mixing; for strategies that need nobody's consent. May come from any thread."""
-        self.strategy.reform(mixing, membership)
+    def count_from(self, steps: int) -> None:
+        """Count steps from here, if this learner continues the work of another."""
+        self.steps = self._steps_before = steps
+
+    def reform(self, membership: Membership) -> None:
+        """Continue with these members; for strategies with `reforms_alone`. Any thread may call this."""
+        self.strategy.reform(membership)
         with self._membership_lock:
             self.membership = membership
 
     def finish(self) -> None:
-        """Take no more steps, and stay until nobody needs this learner for theirs; only `consensus` may follow. Idempotent."""
+        """Take no more steps, and stay until no peer needs this learner. Only `consensus` may follow. Idempotent."""
         if not self._finished:
             self._finished = True
-            self._notice_changes()
+            self._warn_of_changes()
             self._run(self.strategy.finish())
             self.replica.mark()
 
     def close(self) -> None:
-        """End this learner's part: finish, then leave. Idempotent."""
+        """Finish, then leave. Idempotent."""
         if self._closed:
             return
         try:
@@ -214,53 +204,24 @@ class Learner:
         else:
             self._abort(error)
 
-    # The hooks -----------------------------------------------------------------------------------------------------------
-
-    def _gradient_ready(self, index: int) -> None:
-        if self._accumulating:
-            return
-        backward = torch._C._current_graph_task_id()
-        if self._backward is None:
-            self._backward = backward
-            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
-        elif self._backward != backward:
-            raise StrategyError(
-                "the last backward() raised while gradients were on their way to the other learners, which cannot be "
-                "taken back; let that exception end the training loop (or a backward runs inside another: "
-                "torch.utils.checkpoint needs use_reentrant=False here)"
-            )
-        self.strategy.gradient_ready(index)
+    # Hooks ---------------------------------------------------------------------------------------------------------------
 
     def _after_backward(self) -> None:
-        self._backward = None
         self._run(self.strategy.after_backward())
 
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        caller = sys._getframe(1)
-        if self._step_frame is not None and self._step_frame in _callers(caller):
-            self._inner_steps += 1
-            return
-        self._step_frame, self._inner_steps = caller, 0
-        if any(callable(argument) for argument in (*args, *kwargs.values())):
-            raise StrategyError(
-                "optimizer.step() was given a closure; compute the gradient first and call step() without one"
-            )
-        self._refuse_strangers()
+    def _before_step(self) -> None:
+        self._refuse_other_parameters()
         self.transport.check()
-        self._notice_changes()
+        self._warn_of_changes()
         self._run(self.strategy.before_step())
 
-    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._inner_steps:
-            self._inner_steps -= 1
-            return
-        self._step_frame = None
+    def _after_step(self) -> None:
         self._run(self.strategy.after_step())
         self.replica.mark()
         self.steps += 1
 
-    def _refuse_strangers(self) -> None:
-        """No weight may be trained by this learner alone: raise StrategyError for one that is stepped and not averaged."""
+    def _refuse_other_parameters(self) -> None:
+        """Raise StrategyError if the optimizer steps a parameter that learners do not average."""
         for group in self.optimizer.param_groups:
             if self._averaged.issuperset(map(id, group["params"])):
                 continue
@@ -268,25 +229,26 @@ class Learner:
                 if parameter.grad is not None and id(parameter) not in self._averaged:
                     raise StrategyError(
                         f"the optimizer steps a parameter of shape {tuple(parameter.shape)} that learners do not average: it is "
-                        "no part of the Learner's module, or was frozen when the Learner was made. Make the Learner anew, "
-                        "with a module that has it; what is to stay local needs an optimizer of its own"
+                        "no part of the Learner's module, or was frozen when the Learner was made. Make a new Learner with a "
+                        "module that has it; a parameter that is to stay local needs an optimizer of its own"
                     )
 
-    def _notice_changes(self) -> None:
-        """Say, once, that weights which somebody has changed are about to be replaced."""
-        if self.strategy.mixes_weights and self.replica.touched() and not self._told_of_changes:
-            self._told_of_changes = True
+    def _warn_of_changes(self) -> None:
+        """Warn, once, if the user has changed weights that the strategy is about to replace."""
+        if self.strategy.mixes_weights and self.replica.touched() and not self._warned:
+            self._warned = True
             log.warning(
-                "learner %d: the module's weights were changed, and not by a step of this optimizer. %s replaces them by those "
-                "that it mixes, so the change is lost. Load weights before the Learner is made, or between learner.state_dict() "
-                "and learner.load_state_dict(); what belongs to every step goes into a hook of optimizer.step that is registered "
-                "before the Learner is made. Weights put in for an evaluation, or changed anew in every forward, do no harm.",
+                "learner %d: the module's weights were changed, and not by a step of this optimizer. %s replaces them by the "
+                "mixed weights, so the change is lost. Load weights before the Learner is made, or between "
+                "learner.state_dict() and learner.load_state_dict(). A change that belongs to every step goes into a hook of "
+                "optimizer.step that is registered before the Learner is made. Weights that are put in for an evaluation, or "
+                "changed anew in every forward, do no harm.",
                 self.transport.rank,
                 type(self.strategy).__name__,
             )
 
     def _run(self, steps: Steps) -> None:
-        """Drive a strategy's generator: wait for what it yields. Only a peer that dies or freezes ends the wait."""
+        """Drive a strategy's generator: block on every future that it yields."""
         began, waited = time.perf_counter(), 0.0
         try:
             future = next(steps)
@@ -302,64 +264,25 @@ class Learner:
                     future = steps.send(result)
         except StopIteration:
             pass
-        self._seconds["wait"] += waited
-        self._seconds["mix"] += time.perf_counter() - began - waited
+        self._wait_s += waited
+        self._mix_s += time.perf_counter() - began - waited
 
-    # Beginning and end -----------------------------------------------------------------------------------------------------
+    # Peers, and the end --------------------------------------------------------------------------------------------------
 
-    def _agree(self, members: tuple[int, ...]) -> None:
-        """Raise StrategyError unless all learners have the same kind of module and of strategy.
-
-        Anything else would mix up weights, or have learners wait for messages that nobody sends.
-        """
-        shape = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in self.module.named_parameters()]
-        shape += [(name, tuple(b.shape), str(b.dtype), False) for name, b in self.module.named_buffers()]
-        if who := self._who_differs(repr(shape), members):
-            raise StrategyError(
-                f"the module of learner {who} differs from learner 0's in names, shapes, dtypes or frozen parameters; "
-                "build the same module everywhere"
-            )
-        if who := self._who_differs(self.strategy.agreement(self.transport.local_size), members):
-            raise StrategyError(
-                f"the strategy of learner {who} differs from learner 0's; "
-                "build the same one everywhere, on the same mixing with the same seed, in groups of the same size"
-            )
-
-    def _who_differs(self, text: str, members: tuple[int, ...]) -> str:
-        digest = torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.int64)
-        first = digest.clone()
-        self._wait_for(self.transport.broadcast(first, 0, members))
-        differing = torch.zeros(self.transport.size, dtype=torch.int64)
-        differing[self.transport.rank] = int(not torch.equal(first, digest))
-        self._wait_for(self.transport.all_reduce(differing, members))
-        return ", ".join(map(str, differing.nonzero().flatten().tolist()))
-
-    def _take_first_weights(self, members: tuple[int, ...]) -> None:
-        tensors: list[Tensor] = [p.detach() for p in self.module.parameters()] + list(self.module.buffers())
-        flat = Flat(tensors, on=tensors[0].device)
-        flat.read(tensors)
-        # As bytes, for not every engine knows every dtype.
-        self._wait_for(self.transport.broadcast(flat.storage, 0, members))
-        flat.write(tensors)
-
-    @staticmethod
-    def _wait_for(future: Any) -> None:  # noqa: ANN401
-        future.result()
-
-    def _lost(self, peer: int, reason: str) -> None:
+    def _peer_lost(self, peer: int, reason: str) -> None:
         with self._membership_lock:
             self.membership = self.membership.without(peer)
         level = logging.INFO if reason == LEFT else logging.WARNING
         log.log(level, "learner %d has lost learner %d: %s", self.transport.rank, peer, reason)
-        if not self._closed:  # the training thread may have heard of the loss first, and given up because of it
-            self.strategy.lost(peer, reason)
+        if not self._closed:  # the training thread may have given up because of this loss already
+            self.strategy.peer_lost(peer, reason)
 
-    def _unheard(self, peer: int, quiet: bool) -> None:  # noqa: FBT001  # a listener
+    def _peer_silent(self, peer: int, *, silent: bool) -> None:
         if not self._closed:
-            self.strategy.unheard(peer, quiet)
+            self.strategy.peer_silent(peer, silent=silent)
 
     def _abort(self, error: BaseException) -> None:
-        """Leave at once; those who count on this learner are told why."""
+        """Leave at once; the peers are told why."""
         if self._closed:
             return
         try:
@@ -370,15 +293,9 @@ class Learner:
     def _release(self, failure: str = "") -> None:
         self._closed = True
         try:
-            self._ending.close()
+            self._cleanup.close()
         finally:
             self.transport.close(failure)
-
-
-def _callers(frame: FrameType) -> Iterator[FrameType]:
-    while frame.f_back is not None:
-        frame = frame.f_back
-        yield frame
 
 
 def _check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:

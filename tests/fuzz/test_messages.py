@@ -48,7 +48,7 @@ def test_any_answer_to_a_caller_is_an_error_of_the_connection(answer):
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(ConnectionError):
-            handshake.connect(listener.getsockname()[:2], Hello(0, Purpose.LANE, 1, bytes(16)), 1, SECURITY)
+            handshake.connect(listener.getsockname()[:2], Hello(0, Purpose.REQUESTS, 1, bytes(16)), 1, SECURITY)
         thread.join(PATIENCE_S)
 
 
@@ -79,8 +79,8 @@ def test_any_call_of_who_knows_the_secret_is_accepted_or_an_error_of_the_connect
 
 numbers = st.integers(0, 2**64 - 1)
 headers = st.builds(
-    lambda kind, fd, layout, source_fd, round, nbytes, checksum: struct.pack(
-        "!BxxxiIiQQ8x8s", kind, fd, layout, source_fd, round, nbytes, checksum
+    lambda kind, fd, layout, request_fd, round, nbytes, checksum: struct.pack(
+        "!BxxxiIiQQ8x8s", kind, fd, layout, request_fd, round, nbytes, checksum
     ),
     st.integers(0, 9) | st.integers(0, 255),
     st.integers(-(2**31), 2**31 - 1),
@@ -101,7 +101,7 @@ def seal(channel, packed_header):
 def test_any_answer_of_who_has_the_keys_is_one_of_our_errors_or_understood(header, payload):
     with socket_pair() as (a, b):
         ours, theirs = (
-            Connection(end, Hello(rank, Purpose.LANE, 1, bytes(16), keys))
+            Connection(end, Hello(rank, Purpose.REQUESTS, 1, bytes(16), keys))
             for end, rank, keys in ((a, 1, KEYS), (b, 0, KEYS[::-1]))
         )
         seal(theirs, header)
@@ -164,7 +164,7 @@ def _end():
 
 @contextlib.contextmanager
 def liar(learner):
-    hello = Hello(7, Purpose.LANE, os.getpid(), bytes(16))
+    hello = Hello(7, Purpose.REQUESTS, os.getpid(), bytes(16))
     lane = Connection(*handshake.connect(learner.address, hello, learner.rank, learner._security))
     lane.connection.settimeout(PATIENCE_S)
     with lane.connection:

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from worlds import LR, MOMENTUM, problem, recursion, train, weights, world
 
 from roundelay.cluster.membership import Membership
-from roundelay.errors import PeerLostError, StrategyError, TopologyError
+from roundelay.errors import PeerLostError, TopologyError
 from roundelay.simulation import run
 from roundelay.strategies import DPSGD
 from roundelay.strategies.dpsgd import spread
@@ -158,5 +158,5 @@ def test_spread_of_two_points_a_distance_apart():
 
 
 def test_a_mixing_for_other_learners_than_are_here_is_refused():
-    with pytest.raises(StrategyError, match=r"ring\(4\) is for 4 learners but 1 are here; build it with world.size"):
+    with pytest.raises(TopologyError, match=r"ring\(4\) is for 4 learners, but 1 are here"):
         DPSGD(ring(4)).attach(Replica(torch.nn.Linear(1, 1)), SoloTransport(), Membership.of(1))

@@ -9,11 +9,10 @@ from loopback import loopback, together
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from roundelay.cluster.membership import Membership
 from roundelay.learner import Learner
-from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, allreduce, dpsgd
+from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, dpsgd
 from roundelay.topology import ring
-from roundelay.weights.replica import Flat, Replica
+from roundelay.weights import Flat
 
 SIZE = 3
 WIDTH = 60_000
@@ -75,7 +74,7 @@ def watch(strategy, log):
 
         return steps
 
-    names = ["gradient_ready", "after_backward", "before_step", "after_step", "_answer", "_replied", "_apply_reply"]
+    names = ["gradient_ready", "after_backward", "before_step", "after_step", "_answer", "_replied", "_apply"]
     for name in names:
         method = getattr(strategy, name, None)
         if method is not None:
@@ -106,20 +105,13 @@ def test_few_copies_of_the_model_and_no_more_after_warm_up(name, share_memory):
                 for step in range(8):
                     if step == 3:
                         log.clear()
-                        request = transports[rank]._inbox._place.buffer.data_ptr()
+                        request = transports[rank]._receiver._request_buffer._memory.data_ptr()
                     sum(parameter.square().sum() for parameter in module).backward()
                     optimizer.step()
-                held = (
-                    sum(flat.storage.nbytes for flat in _flats(strategy)) + transports[rank]._inbox._place.buffer.nbytes
-                )
-                if learner.replica.shown:  # then the module has none beside those
-                    held -= MODEL_BYTES
+                received = transports[rank]._receiver._request_buffer._memory
+                held = sum(flat.storage.nbytes for flat in _flats(strategy)) + received.nbytes
                 assert learner.steps == 8
-                return (
-                    log,
-                    held / MODEL_BYTES,
-                    transports[rank]._inbox._place.buffer.data_ptr() == request or request == 0,
-                )
+                return log, held / MODEL_BYTES, received.data_ptr() == request or request == 0
 
         for log, held, kept_request in together(SIZE, work):
             assert log == []
@@ -170,17 +162,3 @@ def test_the_counter_sees_an_allocation():
         torch.ones(WIDTH).add_(1).view(2, -1)
         torch.ones(WIDTH).clone()
     assert len(log) == 3
-
-
-def test_all_buckets_of_a_reduction_lie_in_one_piece_of_memory(monkeypatch):
-    """For each piece takes file descriptors, at home and at every peer that sums it."""
-    monkeypatch.setattr(allreduce, "FIRST_BUCKET_BYTES", 1)
-    with loopback(2) as transports:
-
-        def work(rank):
-            strategy = Allreduce()
-            before = len(transports[rank]._memory._mine)
-            strategy.attach(Replica(module_of()), transports[rank], Membership.of(2))
-            return len(strategy._buckets), len(transports[rank]._memory._mine) - before
-
-        assert together(2, work) == [(2, 1), (2, 1)]

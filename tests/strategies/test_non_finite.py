@@ -15,7 +15,7 @@ from roundelay.simulation import run
 from roundelay.strategies import ADPSGD, DPSGD
 from roundelay.topology import ring
 from roundelay.transport import SimulatedNetwork
-from roundelay.weights.replica import Flat, Replica, all_finite
+from roundelay.weights import Flat, Replica, all_finite
 
 
 def poison(learner, value):

@@ -9,20 +9,20 @@ from hypothesis import given, strategies as st
 from loopback import PATIENCE_S
 
 from roundelay.errors import RefusedError
-from roundelay.strategies import pair_average as live
+from roundelay.strategies import pair_average
 from roundelay.strategies.pair_average import FairLock, PairAverage
-from roundelay.weights.replica import Flat
+from roundelay.weights import Flat
 
 
 def weights_of(values):
-    """Live weights with these float32 numbers, which send them in full precision."""
+    """Live weights with these float32 numbers."""
     flat = Flat([torch.empty(len(values))])
     flat.parts[0].copy_(torch.as_tensor(values))
-    return PairAverage(flat, full_precision=True)
+    return PairAverage(flat)
 
 
 def values_of(weights):
-    return weights.whole().parts[0].numpy().copy()
+    return weights.flat.parts[0].numpy().copy()
 
 
 def packed(weights):
@@ -37,7 +37,7 @@ small = st.floats(-1e3, 1e3, width=32).map(lambda value: value if abs(value) > 1
 def test_two_that_meet_add_and_subtract_half_of_what_numpy_says_they_differ_by(pairs, piece):
     s, x = np.array(pairs, np.float32).T
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live, "PIECE", piece)
+        patch.setattr(pair_average, "PIECE", piece)
         caller, answering = weights_of(s), weights_of(x)
         request, reply = packed(caller), torch.zeros_like(caller.flat.storage)
         answering.answer(0, request, reply)
@@ -46,31 +46,12 @@ def test_two_that_meet_add_and_subtract_half_of_what_numpy_says_they_differ_by(p
     np.testing.assert_array_equal(values_of(answering), x + d / 2)
     np.testing.assert_array_equal(values_of(caller), s - d / 2)
     assert caller.norm2(1, reply) == pytest.approx(float(np.square(d, dtype=np.float64).sum()), rel=1e-5)
-    answering.take_back(0, reply)
+    answering.undo(0, reply)
     np.testing.assert_allclose(values_of(answering), x, rtol=0, atol=1e-3)
 
 
-def test_the_pieces_of_a_buffer_are_those_of_that_buffer_also_after_others_came():
-    weights = weights_of(np.zeros(50))
-    for value in range(2 * live.BUFFERS):  # more than are remembered, each freed before the next one is made
-        reply = packed(weights_of(np.full(50, value)))
-        before = values_of(weights)
-        weights.take(1, reply)
-        np.testing.assert_array_equal(values_of(weights), before - value / 2)
-    assert len(weights._known) <= live.BUFFERS
-
-
-def test_memory_of_others_is_not_kept_once_they_are_gone():
-    weights = weights_of(np.zeros(50))
-    reply = packed(weights)
-    weights.take(1, reply)
-    assert weights._known
-    weights.forget()
-    assert not weights._known
-
-
 def test_what_was_added_before_a_bad_piece_came_is_taken_back(monkeypatch):
-    monkeypatch.setattr(live, "PIECE", 4)
+    monkeypatch.setattr(pair_average, "PIECE", 4)
     before = np.linspace(-1, 1, 20, dtype=np.float32)
     weights = weights_of(before)
     request = packed(weights_of(before + 1))
@@ -90,17 +71,25 @@ def test_weights_of_another_model_are_refused():
     assert (values_of(weights) == 1).all()
 
 
-def test_who_has_waited_for_a_fair_lock_gets_it_before_the_one_who_has_just_released_it():
+def test_a_fair_lock_is_handed_over_in_the_order_in_which_threads_came():
     lock, order = FairLock(), []
     lock.acquire()
-    waiting = threading.Thread(target=lambda: (lock.acquire(), order.append("waited"), lock.release()))
-    waiting.start()
-    while not lock._entry.locked():  # it has not come to wait yet
-        time.sleep(0.001)
+
+    def come(number):
+        with lock:
+            order.append(number)
+
+    threads = []
+    for number in range(5):
+        threads.append(threading.Thread(target=come, args=(number,)))
+        threads[-1].start()
+        while len(lock._waiting) <= number:  # it has not come to wait yet
+            time.sleep(0.001)
     lock.release()
-    lock.acquire()
+    lock.acquire()  # behind all that wait
     order.append("came again")
     lock.release()
-    waiting.join(PATIENCE_S)
-    assert order == ["waited", "came again"]
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert order == [0, 1, 2, 3, 4, "came again"]
     assert not lock.locked()

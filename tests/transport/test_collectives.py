@@ -113,7 +113,7 @@ def test_no_slow_member_is_taken_for_a_failure_however_the_waits_fall(seats, mon
 
 
 def test_what_fails_is_told_with_its_own_error(monkeypatch):
-    monkeypatch.setattr(collectives, "SILENCE_S", 0.01)  # nobody is going to say whose connection it was
+    monkeypatch.setattr(collectives, "LOST_AFTER_S", 0.01)  # nobody is going to say whose connection it was
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
         WorkFuture(Work(RuntimeError("Connection closed by peer"))).result()
 

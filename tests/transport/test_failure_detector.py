@@ -27,7 +27,7 @@ def fast(monkeypatch):
     """Beats every 10 ms, given up after 100."""
     for module in (pulse, watching):
         monkeypatch.setattr(module, "BEAT_S", 0.01)
-    monkeypatch.setattr(pulse, "SILENCE_S", 0.1)
+    monkeypatch.setattr(pulse, "LOST_AFTER_S", 0.1)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def connected(posts):
 
 
 def test_learners_that_beat_hear_nothing_bad_of_each_other(posts, fast, monkeypatch):
-    monkeypatch.setattr(pulse, "SILENCE_S", 0.5)
+    monkeypatch.setattr(pulse, "LOST_AFTER_S", 0.5)
     a, b = connected(posts)
     with pytest.raises(queue.Empty):
         a.news.get(timeout=1.0)  # twice the silence after which one is given up

@@ -13,7 +13,7 @@ from roundelay.transport.framing import Connection, Header, Kind
 from roundelay.transport.handshake import Hello, Purpose
 
 KEYS = (b"a" * 32, b"b" * 32)
-ALICE, BOB = (Hello(rank, Purpose.LANE, 1, bytes(16), keys) for rank, keys in enumerate((KEYS[::-1], KEYS)))
+ALICE, BOB = (Hello(rank, Purpose.REQUESTS, 1, bytes(16), keys) for rank, keys in enumerate((KEYS[::-1], KEYS)))
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ headers = st.builds(
     nbytes=st.integers(0, channels.MESSAGE_LIMIT_BYTES),
     round=st.integers(0, 2**64 - 1),
     shared_fd=st.integers(-1, 2**31 - 1),
-    source_fd=st.integers(-1, 2**31 - 1),
+    request_fd=st.integers(-1, 2**31 - 1),
     layout=st.integers(0, 2**32 - 1),
     checksum=st.binary(min_size=8, max_size=8),
 )
@@ -147,11 +147,11 @@ def test_a_payload_with_one_bit_changed_is_refused_and_what_follows_is_understoo
         message = bytearray(theirs.connection.recv(10_000))
         message[HEADER_BYTES + position] ^= 1 << bit
         ours.connection.sendall(message)
-        ours.send(Header(Kind.TAKEN, 0))
+        ours.send(Header(Kind.RECEIVED, 0))
         received = torch.zeros(len(data), dtype=torch.uint8)
         with pytest.raises(RefusedError, match="learner 0 was refused: checksum"):
             theirs.receive_into(received, theirs.receive())
-        assert theirs.receive().kind == Kind.TAKEN
+        assert theirs.receive().kind == Kind.RECEIVED
 
 
 def test_a_payload_of_another_size_than_expected_is_refused():
@@ -173,7 +173,7 @@ def test_a_refusal_tells_why(reason):
 
 def test_who_serves_no_more_is_lost_and_an_answer_to_something_else_is_refused():
     with pair() as (ours, theirs):
-        for kind in (Kind.RETIRED, Kind.SWAP, Kind.REPLY):
+        for kind in (Kind.NO_CALLS, Kind.SWAP, Kind.REPLY):
             theirs.send(Header(kind, 0))
         with pytest.raises(PeerLostError, match="serves no more calls"):
             ours.receive_answer(Kind.REPLY)

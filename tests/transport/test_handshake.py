@@ -43,7 +43,7 @@ def answering(rank=1, security=SECURITY):
     return served_once(lambda connection: handshake.accept(connection, rank, HOST, security)[1])
 
 
-def mine(rank=0, purpose=Purpose.LANE):
+def mine(rank=0, purpose=Purpose.REQUESTS):
     return Hello(rank, purpose, os.getpid(), HOST)
 
 
@@ -150,7 +150,7 @@ def test_a_recorded_answer_cannot_be_played_again():
 
 @given(position=st.integers(0, handshake._CALL.size + 31), bit=st.integers(0, 7))
 def test_no_bit_of_a_call_can_be_changed_on_the_way(position, bit):
-    call = handshake._CALL.pack(0, 1, Purpose.LANE, 7, HOST, b"n" * 16)
+    call = handshake._CALL.pack(0, 1, Purpose.REQUESTS, 7, HOST, b"n" * 16)
     challenge = b"c" * 24
     message = bytearray(call + handshake._proof(SECURITY, b"caller", challenge + call))
     assert handshake._checked(SECURITY, b"caller", challenge, bytes(message)) == challenge + call

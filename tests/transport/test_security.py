@@ -197,7 +197,9 @@ def refused_by(answering, calling):
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(OSError) as refusal:  # noqa: PT011
-            handshake.connect(listener.getsockname()[:2], Hello(0, Purpose.LANE, os.getpid(), bytes(16)), 1, calling)
+            handshake.connect(
+                listener.getsockname()[:2], Hello(0, Purpose.REQUESTS, os.getpid(), bytes(16)), 1, calling
+            )
         thread.join(PATIENCE_S)
     assert isinstance(outcome[0], OSError)
     return refusal.value, outcome[0]

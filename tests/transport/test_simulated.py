@@ -5,7 +5,7 @@ from roundelay.clock import VirtualClock
 from roundelay.errors import DeadlockError, PeerLostError
 from roundelay.transport import SimulatedNetwork
 from roundelay.transport.base import LEFT
-from roundelay.transport.heartbeats import SILENCE_S
+from roundelay.transport.heartbeats import LOST_AFTER_S
 
 ALL = (0, 1, 2)
 
@@ -228,7 +228,7 @@ def test_both_ends_of_a_cut_link_notice_after_the_silence_and_others_do_not():
     futures = [network.transports[0].call(peer, number(1)) for peer in (1, 2)]
     clock.run()
     assert [type(future.exception()) for future in futures] == [PeerLostError, type(None)]
-    assert lost == [(2.0 + SILENCE_S, 0, 1), (2.0 + SILENCE_S, 1, 0)]
+    assert lost == [(2.0 + LOST_AFTER_S, 0, 1), (2.0 + LOST_AFTER_S, 1, 0)]
 
 
 def test_who_gives_up_says_why():

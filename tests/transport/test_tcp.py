@@ -35,7 +35,7 @@ def numbers(transport, count, value):
 def raw_lane(transport, rank=1):
     """A connection to `transport` from somebody who knows the secret, and then sends what it likes."""
     address = transport.address
-    hello = Hello(rank, Purpose.LANE, os.getpid(), bytes(16))
+    hello = Hello(rank, Purpose.REQUESTS, os.getpid(), bytes(16))
     connection, theirs = handshake.connect(address, hello, transport.rank, transport._security)
     connection.settimeout(PATIENCE_S)
     return Connection(connection, theirs)

@@ -86,7 +86,7 @@ def refused(transport, reason):
 
 def without_the_secret(address):
     with pytest.raises(OSError):  # noqa: PT011
-        handshake.connect(address, Hello(1, Purpose.LANE, os.getpid(), bytes(16)), 0, Security(b"wrong" * 8))
+        handshake.connect(address, Hello(1, Purpose.REQUESTS, os.getpid(), bytes(16)), 0, Security(b"wrong" * 8))
 
 
 def with_garbage(address):
@@ -239,7 +239,7 @@ def test_a_learner_of_another_run_is_a_stranger():
     with exchanging() as (learner, _):
         other = Security(learner._security.secret, run="another")
         with pytest.raises(OSError):  # noqa: PT011
-            handshake.connect(door(learner), Hello(1, Purpose.LANE, os.getpid(), bytes(16)), 0, other)
+            handshake.connect(door(learner), Hello(1, Purpose.REQUESTS, os.getpid(), bytes(16)), 0, other)
         until(lambda: refused(learner, "handshake") == 1)
 
 
@@ -351,7 +351,7 @@ def test_an_altered_header_ends_its_connection_but_neither_learner():
 
 
 def lane_to(transport, rank=1):
-    hello = Hello(rank, Purpose.LANE, os.getpid(), bytes(16))
+    hello = Hello(rank, Purpose.REQUESTS, os.getpid(), bytes(16))
     lane = Connection(*handshake.connect(door(transport), hello, transport.rank, transport._security))
     lane.connection.settimeout(PATIENCE_S)
     return lane
@@ -362,10 +362,10 @@ def lane_to(transport, rank=1):
     [
         Header(Kind.CALL, 2**50),
         Header(Kind.REPLY, 8),
-        Header(Kind.TAKEN, 0),
+        Header(Kind.RECEIVED, 0),
         Header(Kind.CALL, 8, shared_fd=99_999),
         Header(Kind.CALL, 2**39, shared_fd=0),
-        Header(Kind.CALL, 8, source_fd=99_999, shared_fd=99_999),
+        Header(Kind.CALL, 8, request_fd=99_999, shared_fd=99_999),
     ],
     ids=["oversized", "reply", "taken", "no such file", "beyond its end", "no such source"],
 )

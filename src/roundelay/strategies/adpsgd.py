@@ -1,407 +1,282 @@
-"""AD-PSGD (Lian et al. 2018; arXiv:2110.11199): pairs average at any time, and nobody waits for anybody."""
+"""AD-PSGD (Lian et al. 2018; arXiv:2110.11199): pairs of learners average at any time, and no learner waits."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import Future, InvalidStateError
-from typing import Any
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from roundelay.clock import Steps, first_of
+from roundelay.clock import Steps, done, first_of
 from roundelay.cluster.membership import Membership
 from roundelay.errors import PeerLostError, RefusedError, StrategyError
-from roundelay.strategies.base import Strategy, check_size, flat_with_shadow
-from roundelay.strategies.dpsgd import spread
+from roundelay.strategies.base import Strategy, fingerprint, mixing_over, spread
+from roundelay.strategies.exchange_counts import ExchangeCounts
 from roundelay.strategies.pair_average import PairAverage
-from roundelay.topology import Mixing
+from roundelay.strategies.partners import Partners
+from roundelay.topology import Family, Mixing, family
 from roundelay.transport.base import Request, Transport
-from roundelay.weights.replica import NON_FINITE, Flat, Replica
+from roundelay.weights.flat import NON_FINITE, Flat
+from roundelay.weights.replica import Replica
 
-log = logging.getLogger("roundelay")
-
-ROUNDS_AHEAD = 8  # whose partners are known before they begin
 DISAGREEMENT_EVERY = 8  # exchanges: |s_i - x_j| costs a pass over the weights
+WIRE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
+@dataclass(frozen=True)
 class _Exchange:
-    """An own call: with whom, and whether it is over. A future is made only for who waits for that: it costs as much as a step.
+    """An own call: the peer, and a future that is done once the reply was applied or has failed."""
 
-    `finish` and `end` may come from two threads at once; each looks after it has written, so that one of them sees both.
-    """
-
-    def __init__(self, peer: int) -> None:
-        self.peer = peer
-        self.over = False
-        self._end: Future[None] | None = None
-
-    @classmethod
-    def none(cls) -> _Exchange:
-        """What has been over ever since."""
-        none = cls(peer=-1)
-        none.over = True
-        return none
-
-    def finish(self) -> None:
-        """It is over, whatever has become of it."""
-        self.over = True
-        self._wake()
-
-    def end(self) -> Future[None]:
-        """Done when it is over."""
-        if self._end is None:
-            self._end = Future()
-        if self.over:
-            self._wake()
-        return self._end
-
-    def _wake(self) -> None:
-        if self._end is not None:
-            with contextlib.suppress(InvalidStateError):  # both threads have come here
-                self._end.set_result(None)
-
-
-class _Seat:
-    """A learner's place in a mixing that is laid over the living."""
-
-    def __init__(self, mixing: Mixing, living: tuple[int, ...], position: int) -> None:
-        self.mixing, self.living, self.position = mixing, living, position
-        self._ahead: tuple[int, list[int | None]] = 0, []  # the partners of some rounds, and the first of those
-
-    def partner(self, round: int) -> int | None:
-        """Whom it calls in a round."""
-        first, partners = self._ahead
-        if not first <= round < first + len(partners):
-            self.look_ahead(round)
-            first, partners = self._ahead
-        return partners[round - first]
-
-    def look_ahead(self, round: int) -> None:
-        """Find the partners of some rounds from here on, unless they are known. In any thread: the step has no time for it."""
-        first, partners = self._ahead
-        if not first <= round <= first + len(partners) - ROUNDS_AHEAD:
-            positions = [self.mixing.partner(self.position, round + k) for k in range(2 * ROUNDS_AHEAD)]
-            self._ahead = round, [None if position is None else self.living[position] for position in positions]
+    peer: int = -1
+    over: Future[None] = field(default_factory=done)
 
 
 class ADPSGD(Strategy):
     r"""$X \leftarrow X T_k - \alpha g(\Phi)$: gradients taken at stale weights $\Phi_i$ are applied to live ones.
 
-    Two sets of weights. Exchanges act on the **live** ones at any time; forward and backward read the module's own
-    **working** ones, which never change between them. The step holds the live lock: the optimizer applies the gradient,
-    taken at the old working weights, to the live ones. Then working <- live: a copy, or, where memory can be there twice
-    (`Shadow`), the flat that the optimizer has worked on, beside which exchanges go on in another.
+    There are two sets of weights. Exchanges act on the **live** ones at any time; forward and backward read the module's
+    own **working** ones, which never change in between. A step holds the lock of the live weights while the optimizer
+    applies the gradient, taken at the old working weights, to the live ones. Then working <- live, by one copy.
 
-    An exchange is pairwise averaging in difference form. The caller sends what its live weights are, $s_i$; the answering
-    side computes $d = s_i - x_j$ once, adds $d/2$ to its own live weights and replies with d; the caller subtracts that
-    very $d/2$, however late it comes. Both apply the same rounded numbers, so the sum over learners is conserved whatever
-    steps are taken meanwhile; for the same reason $s_i$ need not be of one instant, and is read without a lock.
+    An exchange averages two learners in difference form, see `PairAverage`: the sum over all learners is conserved,
+    whatever steps are taken meanwhile.
 
-    Over sockets float32 numbers travel in half precision: $s_i$ is rounded before it is sent, with an error of at most
-    $2^{-11}$ of each weight, and d once before either end applies it. So the sum is conserved as before, and what rounding
-    adds to the spread is far below the noise of gradients. Numbers that do not fit go in full.
-
-    Extra memory: live weights, the difference and (unless the transport shares memory) the request being served; once an
-    exchange was set aside, another difference.
+    Extra memory: live weights, the difference, and (unless the peers share memory) the request being served. An exchange
+    with a silent peer is set aside; then there is a second difference.
 
     Args:
-        mixing: its neighbours of round k say who may be called; fixed ring: successor and predecessor in turn, random
-            ring: the successor in this round's permutation.
-        max_lead: own steps since the last finished exchange, own or served, after which a learner waits for one; not with
-            a peer that is not heard for a while: that exchange is set aside, and another neighbour called.
-        full_precision: send float32 numbers as they are.
+        topology: a name, a graph file, `module:function`, or a function from the number of learners to a Mixing. Its
+            neighbours of round k say which peer is called; fixed ring: successor and predecessor in turn, random ring: the
+            successor in the permutation of this round.
+        max_lead: own steps since the last finished exchange, own or served, after which a learner waits for one.
+        wire: "bfloat16" or "float16" halves what travels between machines; None sends weights as they are. Both ends apply
+            the same rounded difference, so the sum is conserved all the same.
     """
 
     synchronous = False
+    uses_collectives = False
+    reforms_alone = True
 
-    def __init__(self, mixing: Mixing, max_lead: int = 16, *, full_precision: bool = False) -> None:
+    def __init__(
+        self,
+        topology: str | Mixing | Family = "random-ring",
+        max_lead: int = 16,
+        *,
+        wire: Literal["float16", "bfloat16"] | None = None,
+    ) -> None:
         if max_lead < 1:
             raise StrategyError(f"max_lead must be at least 1 step, got {max_lead}")
-        self.mixing, self.max_lead, self.full_precision = mixing, max_lead, full_precision
-        self.round = 0
-        self._gone: set[int] = set()
-        self._quiet: set[int] = set()  # not heard for a while
-        self._stir: Future[None] = Future()  # done when that has changed
-        self._stepping = self._alone = False
+        if wire is not None and wire not in WIRE_DTYPES:
+            raise StrategyError(f"wire must be None, 'float16' or 'bfloat16', got {wire!r}")
+        self.max_lead, self.wire = max_lead, wire
+        self._family = family(topology)
+        self._stepping = False
+
+    def agreement(self, size: int, local_size: int) -> str:
+        """The graph, and how weights travel."""
+        return f"{super().agreement(size, local_size)} {self.wire} {fingerprint(self._family(size))}"
 
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
-        """Publish the live weights and serve."""
-        check_size(self.mixing, membership)
+        """Publish the live weights and serve exchanges."""
         super().attach(replica, transport, membership)
-        self._lay(self.mixing, membership)
-        flat = flat_with_shadow(replica.tensors(), transport)
-        replica.copy_to(flat)
-        other = flat_with_shadow(flat.views, transport) if replica.can_show(flat) else None
-        self._live = PairAverage(flat, other, full_precision=self.full_precision)
-        self._lock = self._live.lock  # guards the counts below, too
-        self._difference = Flat(flat.views, transport.allocate)
-        transport.layout = flat.layout.code
-        self._exchange = self._aside = _Exchange.none()  # the last one; one that takes long
-        self._failure: BaseException | None = None  # what went wrong in the background
-        self._spare: Flat | None = None
-        self._steps = self._started = self._finished = self._served = self._failed = 0
-        self._lead = self._largest_lead = self._since_read = 0
-        self._staleness_sum = self._staleness_max = 0
+        self._partners = Partners(transport.rank)
+        self._partners.use(mixing_over(self._family, membership), membership)
+        self._live = PairAverage(replica.flat(transport.allocate), WIRE_DTYPES[self.wire] if self.wire else None)
+        self._request = Request(self._live.flat.storage, self._live.pack)
+        self._differences = [self._new_difference()]  # that no exchange uses
+        self._exchange = self._aside = _Exchange()  # the last one; one with a silent peer
+        self._counts = ExchangeCounts()
         self._disagreement2 = 0.0
-        self._edges: defaultdict[int, int] = defaultdict(int)
-        transport.on_lost(lambda peer, reason: self._live.forget())
-        transport.serve(self._answer, self._take_back)
+        self._failure: BaseException | None = None  # raised in a thread of the transport
+        transport.layout = self._live.wire_layout.code
+        transport.serve(self._answer, self._undo)
 
-    def _lay(self, mixing: Mixing, membership: Membership) -> None:
-        """Lay the mixing over the living; what `_next_peer` reads is replaced in one go."""
-        self.mixing, self.membership = mixing, membership
-        self._seat = _Seat(mixing, membership.living, membership.position(self.transport.rank))
+    def _new_difference(self) -> Flat:
+        return Flat(self._live.flat.views, self.transport.allocate)
 
-    def reform(self, mixing: Mixing, membership: Membership) -> None:
-        """Lay the new mixing over the living, between two exchanges."""
-        check_size(mixing, membership)
-        with self._lock:
-            self._gone.difference_update(membership.living)  # who is gone all the same is found out by the next call
-            self._alone = False
-            self._lay(mixing, membership)
+    def reform(self, membership: Membership) -> None:
+        """Ask the topology for these members. An exchange under way ends as it began."""
+        self._partners.use(mixing_over(self._family, membership), membership)
+        self.membership = membership
 
     def before_step(self) -> Steps:
-        """Under the live lock until after_step: the optimizer works on the live weights."""
+        """Take the lock of the live weights; the optimizer works on them until `after_step`."""
         self.abandon()
-        if self._failure is not None:
-            raise self._failure
-        if self._lead >= self.max_lead:
+        self._raise_failure()
+        if self._counts.lead >= self.max_lead:
             yield from self._wait_for_an_exchange()
-        self._lock.acquire()
+        self._live.lock.acquire()
         self._stepping = True
-        self._staleness_sum += self._since_read
-        self._staleness_max = max(self._staleness_max, self._since_read)
-        self.replica.lend(self._live.for_step())
-
-    def _wait_for_an_exchange(self) -> Steps:
-        """Until one has finished, own or served; not longer than somebody is left to exchange with."""
-        for _ in range(2 * self.mixing.size):  # no more: who is refused by all must find out that its weights are bad
-            if self._lead < self.max_lead:
-                return
-            stir = self._stir = Future()  # before looking at who is quiet; a new one, or it would remember every wait
-            if not self._exchange.over and self._aside.over and self._exchange.peer in self._quiet:
-                self._set_aside()
-            if self._exchange.over and not self._exchange_again() and self._aside.over:
-                return
-            pending = [each.end() for each in (self._exchange, self._aside) if not each.over]
-            if pending:
-                yield first_of(stir, *pending)
-            if self._failure is not None:
-                raise self._failure
+        self._counts.step_begins()
+        self.replica.begin_step(self._live.flat)
 
     def after_step(self) -> Steps:
-        """Start an exchange with the next neighbour, unless one is under way; working <- live.
+        """Release the live weights, call the next neighbour unless a call is under way, then working <- live.
 
-        If that takes a copy, it needs no lock: working weights need not be of one instant, either, and exchanges would wait for
-        half a step's time.
+        The copy needs no lock, since working weights need not be of one instant.
         """
-        flat = self._live.flat
-        behind = self._end_step()
-        self._steps += 1
-        self._lead += 1
-        self._largest_lead = max(self._largest_lead, self._lead)
-        self._since_read = 0
-        peer = self._next_peer() if self._exchange.over else None
-        request = Request(flat.storage, self._live.pack)
+        self.replica.end_step(self._live.flat)
+        self._counts.step_ends()
         self._stepping = False
-        self._lock.release()
-        if peer is not None:
-            self._call(peer, request)
-        if behind:
-            self.replica.copy_from(flat)
+        self._live.lock.release()
+        if self._exchange.over.done():
+            self._call_next()
+        self.replica.copy_from(self._live.flat)
         yield from ()
 
-    def _end_step(self) -> bool:
-        """The live weights have what the optimizer has made; True if the module's are behind."""
-        behind = self.replica.take_back(self._live.flat)
-        if not self._avoid_shown():
-            self._live.stay()
-        return behind
+    def _wait_for_an_exchange(self) -> Steps:
+        """Until an exchange, own or served, has finished, or no peer is left to exchange with.
 
-    def _avoid_shown(self) -> bool:
-        """Let exchanges act elsewhere than on what the module shows."""
-        if self.replica.shown is not self._live.flat:
-            return False
-        self._live.go_on_elsewhere()
-        return True
+        The number of tries is bounded: a learner whose weights every peer refuses must go on and find that out.
+        """
+        for _ in range(2 * self.membership.size):
+            if self._counts.lead < self.max_lead:
+                return
+            change = self._partners.change()  # before looking for silent peers, so that no change is missed
+            if self._aside.over.done() and self._partners.is_silent(self._exchange.peer):
+                self._aside, self._exchange = self._exchange, _Exchange()
+            if self._exchange.over.done() and not self._call_next() and self._aside.over.done():
+                return
+            pending = [each.over for each in (self._exchange, self._aside) if not each.over.done()]
+            if pending:
+                yield first_of(change, *pending)
+            self._raise_failure()
 
-    def _exchange_again(self) -> bool:
-        """After an exchange that came to nothing, ask the next neighbour; False if none is left."""
-        peer = self._next_peer()
+    def _call_next(self) -> bool:
+        """Start an exchange with the next partner; False if there is none."""
+        busy = None if self._aside.over.done() else self._aside.peer
+        peer = self._partners.next(busy)
         if peer is None:
             return False
-        with self._lock:
-            request = Request(self._live.whole().storage, self._live.pack)
-        self._call(peer, request)
+        self._counts.call_started(peer)
+        exchange = self._exchange = _Exchange(peer, Future())
+        difference = self._differences.pop() if self._differences else self._new_difference()
+        reply = self.transport.call(peer, difference.storage, self._request)
+        reply.add_done_callback(lambda reply: self._replied(reply, exchange, difference))
         return True
 
-    def _set_aside(self) -> None:
-        """Let an exchange with somebody who is not heard end when it may; the next one has a buffer of its own.
-
-        Only then: whoever corrects the same difference by two exchanges at a time overshoots.
-        """
-        self._aside, self._exchange = self._exchange, _Exchange.none()
-        spare = self._spare or Flat(self._difference.views, self.transport.allocate)
-        self._difference, self._spare = spare, self._difference
-
-    def _call(self, peer: int, request: Request) -> None:
-        self._started += 1
-        self._edges[peer] += 1
-        exchange = self._exchange = _Exchange(peer)
-        reply = self.transport.call(peer, self._difference.storage, request)
-        reply.add_done_callback(lambda reply: self._replied(reply, exchange))
-
-    def _next_peer(self) -> int | None:
-        """The living neighbour of the next own round that has one; None if none is left."""
-        seat = self._seat
-        busy = None if self._aside.over else self._aside.peer
-        for _ in range(2 * seat.mixing.size):
-            peer = seat.partner(self.round)
-            self.round += 1
-            if peer is not None and peer != busy and peer not in self._gone and peer not in self._quiet:
-                return peer
-        if len(seat.living) > 1 and not self._alone and busy is None and not self._quiet:
-            self._alone = True
-            log.warning("learner %d has no neighbour left to exchange with and goes on alone", self.transport.rank)
-        return None
-
-    def _answer(self, peer: int, request: Tensor, reply: Tensor) -> None:
-        """Meet the peer in the middle. In some thread of the transport."""
-        self._live.answer(peer, request, reply)
-        with self._lock:
-            self._served += 1
-            self._exchanged()
-
-    def _take_back(self, peer: int, reply: Tensor) -> None:
-        """The caller never got d, so taking it back keeps the sum."""
-        self._live.take_back(peer, reply)
-        with self._lock:
-            self._served -= 1
-
-    def _replied(self, reply: Future[Tensor], exchange: _Exchange) -> None:
-        """x_i <- x_i - d/2. In some thread of the transport, or on the virtual clock."""
+    def _replied(self, reply: Future[Tensor], exchange: _Exchange, difference: Flat) -> None:
+        """x_i <- x_i - d/2. In a thread of the transport, or on the virtual clock."""
+        reusable = True
         try:
-            self._apply_reply(exchange.peer, reply.result())
+            self._apply(exchange.peer, reply.result())
         except RefusedError as error:
-            self._failed += 1
-            self._live.full_precision |= error.reason == NON_FINITE  # a difference may be larger than float16 knows
+            self._counts.failed += 1
+            if error.reason == NON_FINITE:
+                self._live.stop_narrowing()  # the difference may be too large for the wire dtype
             if reply.exception() is None:
                 self.transport.refused.count(error.reason, f"a reply of learner {error.peer}")
         except PeerLostError as error:
-            self._failed += 1
-            self._gone.add(error.peer)
-        except BaseException as error:  # a future swallows what its callbacks raise: hand it to the training thread
+            self._counts.failed += 1
+            self._partners.lose(error.peer)
+            reusable = False  # a peer that is only frozen may still write to it
+        except BaseException as error:  # a future swallows what its callbacks raise: the next step raises this
             self._failure = error
-        self._seat.look_ahead(self.round)
-        exchange.finish()
+        if reusable:
+            self._differences.append(difference)
+        else:
+            self.transport.free(difference.storage)
+        exchange.over.set_result(None)
 
-    def _apply_reply(self, peer: int, reply: Tensor) -> None:
+    def _apply(self, peer: int, reply: Tensor) -> None:
         self._live.take(peer, reply)
-        with self._lock:
-            self._finished += 1
-            self._exchanged()
-        if self._finished % DISAGREEMENT_EVERY == 1:
+        with self._live.lock:
+            self._counts.finished += 1
+            self._counts.exchanged()
+        if self._counts.finished % DISAGREEMENT_EVERY == 1:
             self._disagreement2 = self._live.norm2(peer, reply)
-        self._live.tidy()
 
-    def _exchanged(self) -> None:
-        self._lead = 0
-        self._since_read += 1
+    def _answer(self, peer: int, request: Tensor, reply: Tensor) -> None:
+        """x_j <- x_j + d/2. In a thread of the transport."""
+        self._live.answer(peer, request, reply)
+        with self._live.lock:
+            self._counts.served += 1
+            self._counts.exchanged()
+
+    def _undo(self, peer: int, reply: Tensor) -> None:
+        """The caller never got d: taking d/2 back conserves the sum."""
+        self._live.undo(peer, reply)
+        with self._live.lock:
+            self._counts.served -= 1
 
     def drain(self) -> Steps:
-        """Wait for the own exchanges, and show the live weights to the module."""
+        """Wait for the own exchanges, then working <- live."""
         self.abandon()
-        yield self._exchange.end()
-        yield self._aside.end()
-        if self._failure is not None:
-            raise self._failure
-        self._show()
+        yield self._exchange.over
+        yield self._aside.over
+        self._raise_failure()
+        self._update_working_weights()
 
     def before_saving(self) -> Steps:
-        """The live weights as they are: a peer that does not answer must not hold up what is saved."""
+        """Save the live weights as they are: a peer that does not answer must not delay a checkpoint."""
         self.abandon()
-        self._show()
+        self._update_working_weights()
         yield from ()
 
     def finish(self) -> Steps:
-        """The module ends with the live weights."""
+        """Stop serving; the module ends with the live weights."""
         yield from self.drain()
         self.transport.serve(None)
-        self._show()
+        self._update_working_weights()
 
-    def _show(self) -> None:
-        """Working <- live."""
-        with self._lock:
-            self.replica.copy_from(self._live.whole())
-            self._avoid_shown()
-            self._since_read = 0
+    def _update_working_weights(self) -> None:
+        with self._live.lock:
+            self.replica.copy_from(self._live.flat)
+            self._counts.weights_read()
 
-    def lost(self, peer: int, reason: str) -> None:
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def peer_lost(self, peer: int, reason: str) -> None:
         """Go on without `peer`."""
-        self._gone.add(peer)
-        self._quiet.discard(peer)
+        self._partners.lose(peer)
 
-    def unheard(self, peer: int, quiet: bool) -> None:  # noqa: FBT001  # a listener
-        """Wait for nobody who is not heard; whoever waits looks again."""
-        (self._quiet.add if quiet else self._quiet.discard)(peer)
-        stir, self._stir = self._stir, Future()
-        stir.set_result(None)
+    def peer_silent(self, peer: int, *, silent: bool) -> None:
+        """Call others than a silent peer; a step that waits for it sets that exchange aside."""
+        self._partners.set_silent(peer, silent=silent)
 
     def abandon(self) -> None:
-        """If the last step raised between the hooks, the lock is still held: release it, and show what became of the step."""
+        """If the optimizer raised between the hooks, release the lock. The module gets what became of the step."""
         if self._stepping:
-            flat = self._live.flat
             try:
-                if self._end_step():
-                    self.replica.copy_from(flat)
+                self.replica.end_step(self._live.flat)
+                self.replica.copy_from(self._live.flat)
+                self._counts.weights_read()
             finally:
-                self._since_read = 0
                 self._stepping = False
-                self._lock.release()
+                self._live.lock.release()
 
     def weights(self) -> Flat:
         """The live weights, to be read."""
-        if self._stepping:
-            return self._live.flat
-        with self._lock:
-            return self._live.whole()
+        return self._live.flat
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[Flat]:
-        """The live weights, between two steps and exchanges: nothing changes them, or the optimizer's state, in this block."""
-        with self._lock:
-            yield self._live.whole()
+        """The live weights, between two steps and exchanges."""
+        with self._live.lock:
+            yield self._live.flat
 
     def metrics(self) -> dict[str, float]:
-        """Exchanges, staleness (exchanges applied between reading weights and applying their gradient), lead, spread."""
-        steps = max(self._steps, 1)
-        return {
-            "exchanges_started": self._started,
-            "exchanges_finished": self._finished,
-            "exchanges_served": self._served,
-            "exchanges_failed": self._failed,
-            "exchanges_per_step": self._started / steps,
-            "staleness_mean": self._staleness_sum / steps,
-            "staleness_max": self._staleness_max,
-            "lead": self._lead,
-            "lead_max": self._largest_lead,
+        """Exchanges, staleness, lead, spread."""
+        return self._counts.metrics() | {
             "spread": spread(self._disagreement2, self.membership.size),
-            "peers_lost": len(self._gone.intersection(self.membership.living)),
-        } | {f"exchanges_with_{peer}": count for peer, count in sorted(self._edges.items())}
+            "peers_lost": len(self._partners.lost.intersection(self.membership.living)),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The round; live weights are the module's once drained."""
-        return {"round": self.round}
+        return {"round": self._partners.round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in that round, with the weights that the module has now."""
-        self.round = int(state["round"])
+        """Continue in that round, with the weights that the module has now."""
+        self._partners.round = int(state["round"])
         if self._stepping:  # the last step raised, so the module has had the live weights themselves since then
             self.abandon()
             return
-        with self._lock:
-            self.replica.copy_to(self._live.for_step())
-            self._avoid_shown()
+        with self._live.lock:
+            self.replica.copy_to(self._live.flat)

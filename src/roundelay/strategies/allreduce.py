@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,29 +12,33 @@ from torch import Tensor
 from roundelay.clock import Steps
 from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError
-from roundelay.strategies.base import Strategy, flats_for_sums
+from roundelay.strategies.base import Strategy
 from roundelay.transport.base import Transport
-from roundelay.weights.replica import Flat, Replica
+from roundelay.weights import Flat, Replica
 
-BUCKET_BYTES = 25 * 2**20  # as DDP: a collective costs so much by itself that smaller buckets hide less than they add
+BUCKET_BYTES = 25 * 2**20  # as DDP's: each collective has a fixed cost, so many small ones are slower
 FIRST_BUCKET_BYTES = 2 * 2**20  # smaller, so that communication starts early
 
 
 class _Bucket:
-    """Gradients of one dtype that are reduced together, how many learners are active, and how many have each gradient.
+    """Gradients of one dtype that are reduced together, with two kinds of counts behind them.
 
-    The counts need as much room as one number of this dtype has: exact up to 256 learners in bfloat16.
+    The counts are the number of active learners and, for each gradient, the number of learners that have it. They are of
+    the gradients' dtype, so they are exact up to 256 learners in bfloat16.
     """
 
-    def __init__(self, indices: list[int], flat: Flat) -> None:
-        self.indices, self.flat = indices, flat
+    def __init__(self, indices: list[int], weights: Sequence[Tensor]) -> None:
+        self.indices = indices
+        gradients = [weights[index].detach() for index in indices]
+        counts = gradients[0].new_empty(1 + len(gradients))
+        self.flat = Flat([*gradients, counts], on=counts.device)
         self.waiting = set(indices)
         self.views = dict(zip(indices, self.flat.views[:-1], strict=True))  # of each weight's gradient
         self._used: list[bool] = []
         self._own_counts = self._counts
 
     def take(self, index: int, gradient: Tensor | None) -> None:
-        """The gradient of weight `index`, zero if it has none."""
+        """Copy the gradient of weight `index` in; None counts as zero."""
         if gradient is not None and gradient.layout != torch.strided:
             raise StrategyError(
                 "sparse gradients cannot be reduced; use sparse=False, or a strategy that averages weights (DPSGD, ADPSGD)"
@@ -51,12 +56,12 @@ class _Bucket:
 
     @property
     def users(self) -> Tensor:
-        """Of each gradient, the part of the learners that have one."""
+        """For each gradient, how many learners have it."""
         return self._counts[1:]
 
     def count(self, used: list[bool]) -> None:
-        """One active learner, which has these gradients."""
-        if used != self._used:  # hardly ever: usually all
+        """Set this learner's own counts: it is active and has these gradients."""
+        if used != self._used:  # rare: usually every weight has a gradient
             self._used, self._own_counts = used, self._counts.new_tensor([1, *used])
         self._counts.copy_(self._own_counts)
 
@@ -64,22 +69,20 @@ class _Bucket:
 class Allreduce(Strategy):
     r"""$x \leftarrow x - \alpha \frac1n \sum_j g_j(x)$, as DistributedDataParallel.
 
-    Gradients are the mean when `backward()` returns, so the user's clipping and GradScaler see the mean; a weight that got
-    one nowhere keeps none. Waits for everyone.
-    Learners may take unequal numbers of steps: those that have finished contribute nothing, and the mean is over the rest.
+    Gradients are the mean when `backward()` returns, so the user's clipping and GradScaler see the mean. A weight that has no
+    gradient on any learner keeps none. Waits for all learners. Learners may take unequal numbers of steps: those that
+    have finished contribute nothing, and the mean is over the others.
     """
 
     reduces_gradients = True
     mixes_weights = False
+    needs_equal_weights = True
+    takes_groups = False
 
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
-        """Sort the weights into buckets, last layers first: their gradients come first."""
+        """Sort the weights into buckets, last layers first, because their gradients come first."""
         super().attach(replica, transport, membership)
-        indices = _bucket_indices(replica)
-        flats = flats_for_sums(
-            [_with_counts([replica.weights[i].detach() for i in each]) for each in indices], transport
-        )
-        self._buckets = [_Bucket(each, flat) for each, flat in zip(indices, flats, strict=True)]
+        self._buckets = [_Bucket(indices, replica.weights) for indices in _bucket_indices(replica)]
         self._of = {index: bucket for bucket in self._buckets for index in bucket.indices}
         self._futures: list[Future[None]] = []
         self._started = 0
@@ -87,14 +90,14 @@ class Allreduce(Strategy):
         self.active = membership.size  # learners that took part in the last reduction
 
     def gradient_ready(self, index: int) -> None:
-        """Take it while others are computed, and start every bucket that is full, in the one order that all learners share."""
+        """Copy the gradient into its bucket, and reduce full buckets, in the one order that all learners share."""
         self._of[index].take(index, self.replica.weights[index].grad)
         while self._started < len(self._buckets) and not self._buckets[self._started].waiting:
             self._start(self._buckets[self._started], active=1.0)
 
     def _start(self, bucket: _Bucket, active: float) -> None:
         if active:
-            for index in tuple(bucket.waiting):  # this backward had nothing for them
+            for index in tuple(bucket.waiting):  # this backward gave them no gradient
                 bucket.take(index, self.replica.weights[index].grad)
             bucket.count([self.replica.weights[index].grad is not None for index in bucket.indices])
         else:
@@ -103,7 +106,7 @@ class Allreduce(Strategy):
         self._started += 1
 
     def after_backward(self) -> Steps:
-        """Send what has no gradient this time too; means of a bucket are put in place while the next ones are on their way."""
+        """Reduce the remaining buckets; the means of one are written back while the next ones still travel."""
         for bucket, future in self._all_started(active=1.0):
             yield future
             self.active = round(float(bucket.active))
@@ -111,7 +114,7 @@ class Allreduce(Strategy):
         self._steps += 1
 
     def _all_started(self, active: float) -> list[tuple[_Bucket, Future[None]]]:
-        """Every bucket on its way, in order; the next backward begins anew."""
+        """Start every bucket that is not under way yet, and reset for the next backward."""
         while self._started < len(self._buckets):
             self._start(self._buckets[self._started], active)
         under_way = list(zip(self._buckets, self._futures, strict=True))
@@ -121,16 +124,16 @@ class Allreduce(Strategy):
         return under_way
 
     def _put_means_in_place(self, bucket: _Bucket) -> None:
-        for place, (index, view) in enumerate(bucket.views.items()):
+        for position, (index, view) in enumerate(bucket.views.items()):
             weight = self.replica.weights[index]
             if weight.grad is None:
-                if not bucket.users[place]:  # nobody has one: an optimizer treats none and zero differently
+                if not bucket.users[position]:  # no learner has one, and optimizers treat None and zero differently
                     continue
                 weight.grad = torch.empty_like(weight)
             torch.div(view, self.active, out=weight.grad)
 
     def finish(self) -> Steps:
-        """Take part with nothing until nobody is active any more."""
+        """Contribute zeros until no learner is active."""
         while self.active:
             for bucket, future in self._all_started(active=0.0):
                 yield future
@@ -141,13 +144,8 @@ class Allreduce(Strategy):
         return {"rounds": self._steps}
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: weights and optimizer hold all there is."""
+        """Empty: module and optimizer hold everything."""
         return {}
-
-
-def _with_counts(weights: list[Tensor]) -> list[Tensor]:
-    """Of the shapes in a bucket: the gradients, how many learners are active, how many have each gradient."""
-    return [*weights, weights[0].new_empty(1 + len(weights))]
 
 
 def _bucket_indices(replica: Replica) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Delay-by-one: a global average that everyone needs one step later, so that it hides behind the gradient."""
+"""Delay-by-one: a global average that is used one step late, so that it overlaps with the next gradient."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ from torch import Tensor
 from roundelay.clock import Steps
 from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError
-from roundelay.strategies.base import Strategy, flats_for_sums
+from roundelay.strategies.base import Strategy
 from roundelay.transport.base import Transport
-from roundelay.weights.replica import Replica
+from roundelay.weights import Flat, Replica
 
 
 class DelayByOne(Strategy):
-    r"""Own gradient at once, everybody else's one step late (arXiv:2110.11199).
+    r"""The own gradient at once, those of the other learners one step late (arXiv:2110.11199).
 
     * `delayed="weights"`: $x_i \leftarrow \frac1n \sum_j x_j - \alpha g_i(x_i)$; the allreduce of the weights runs during
       forward and backward.
     * `delayed="gradients"`, the other reading in the literature: $x \leftarrow x - \alpha \frac1n \sum_j g_j(x_{k-1})$;
       the first step applies a zero gradient. Not for a GradScaler with a fused optimizer, which unscales in its step.
 
-    Waits for everyone. Learners may take unequal numbers of steps: those that have finished go on contributing their last
-    weights (or no gradient) until all have. Extra memory: one copy of the model for weights, two for gradients.
+    Waits for all learners. Learners may take unequal numbers of steps: those that have finished go on contributing their
+    last weights (or zero gradients) until all have. Extra memory: one copy of the model for weights, two for gradients.
     """
 
     def __init__(self, delayed: Literal["weights", "gradients"] = "weights") -> None:
         if delayed not in ("weights", "gradients"):
             raise StrategyError(f"delayed must be 'weights' or 'gradients', got {delayed!r}")
         self.delayed = delayed
-        self.mixes_weights = delayed == "weights"
+        self.mixes_weights = self.takes_groups = delayed == "weights"
+        self.needs_equal_weights = delayed == "gradients"
         self._steps = 0
         self._restarted = False
         self._pending: list[Tensor] = []  # gradients: the sum under way, of the run that this one resumes
 
-    def agreement(self, local_size: int) -> str:
-        """What is summed."""
-        return super().agreement(local_size) + self.delayed
+    def agreement(self, size: int, local_size: int) -> str:
+        """What is summed: weights or gradients."""
+        return super().agreement(size, local_size) + self.delayed
 
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Start the first average, of weights that are equal everywhere or of gradients that are zero."""
         super().attach(replica, transport, membership)
-        self._sum = _Sum(replica, transport)
+        self._sum = _Sum(replica)
         if self.delayed == "gradients":
-            self._fresh = _Sum(replica, transport)
+            self._fresh = _Sum(replica)
         else:
             self._sum.flat_copy(replica.tensors())
         self._start(active=1.0)
@@ -55,7 +56,7 @@ class DelayByOne(Strategy):
         self._reducing = [self.transport.all_reduce(part, self.membership.living) for part in self._sum.flat.parts]
 
     def before_step(self) -> Steps:
-        """Bring in what was reduced meanwhile."""
+        """Bring in what was reduced during forward and backward."""
         yield from self._reducing
         if self.delayed == "gradients":
             for part, pending in zip(self._sum.flat.parts, self._pending, strict=False):
@@ -95,11 +96,11 @@ class DelayByOne(Strategy):
         yield from ()
 
     def drain(self) -> Steps:
-        """What everybody has sent comes in; it is part of the next step."""
+        """Wait for the sum under way, which belongs to the next step."""
         yield from self._reducing
 
     def finish(self) -> Steps:
-        """Go on contributing until nobody is active any more."""
+        """Go on contributing until no learner is active."""
         while True:
             yield from self._reducing
             if float(self._sum.active) == 0:
@@ -119,16 +120,16 @@ class DelayByOne(Strategy):
         return {"pending": [part.clone() for part in self._sum.flat.parts] if self.delayed == "gradients" else []}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the weights that the module has now. All learners do so before their next step."""
+        """Continue with the weights that the module has now. All learners do so before their next step."""
         self._restarted, self._pending = True, list(state["pending"])
 
 
 class _Sum:
-    """A sum over learners: a flat copy of the weights' shape, and one more number that counts the active ones."""
+    """A sum over learners: a buffer of the weights' shapes, and one more number that counts the active learners."""
 
-    def __init__(self, replica: Replica, transport: Transport) -> None:
+    def __init__(self, replica: Replica) -> None:
         weights = replica.tensors()
-        [self.flat] = flats_for_sums([[*weights, weights[0].new_zeros(1)]], transport)
+        self.flat = Flat([*weights, weights[0].new_zeros(1)], on=weights[0].device)
 
     @property
     def active(self) -> Tensor:

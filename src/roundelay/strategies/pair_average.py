@@ -1,147 +1,120 @@
-"""The weights that exchanges act on at any time: pairwise averaging in difference form, piece by piece."""
+"""Pairwise averaging of live weights, in difference form, piece by piece."""
 
 from __future__ import annotations
 
-import operator
 import threading
+from collections import deque
 from collections.abc import Iterable
 from itertools import repeat
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from roundelay.errors import RefusedError
-from roundelay.weights.replica import NON_FINITE, Flat, Layout, all_finite
+from roundelay.weights.flat import NON_FINITE, Flat, Layout, all_finite
 
-HALF = 0.5  # w: pairs meet in the middle
-PIECE = 2**18  # elements that are exchanged under one lock
-BUFFERS = 128  # whose pieces are remembered
+HALF = 0.5  # w: both ends move half of the way
+PIECE = 2**18  # elements that are exchanged under one lock, so that a step never waits for a whole model
 
 
 class FairLock:
-    """A lock that whoever has waited for it gets before those who come later, even from the one who has just released it."""
+    """A lock that is handed to its waiters in the order in which they came.
+
+    An exchange takes the lock once for every piece of the weights. With `threading.Lock` it could take the lock again
+    and again while the training thread waits.
+    """
 
     def __init__(self) -> None:
-        self._entry, self._lock = threading.Lock(), threading.Lock()
+        self._guard = threading.Lock()  # of the two below
+        self._held = False
+        self._waiting: deque[threading.Lock] = deque()
 
     def acquire(self) -> None:
-        """Wait for it, first come, first served."""
-        with self._entry:
-            self._lock.acquire()
+        """Wait for the lock."""
+        with self._guard:
+            if not self._held:
+                self._held = True
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        turn.acquire()  # blocks until `release` hands the lock over
 
     def release(self) -> None:
-        """From any thread."""
-        self._lock.release()
+        """Hand the lock to the first waiter. Any thread may do that."""
+        with self._guard:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._held = False
 
     def locked(self) -> bool:
-        """Whether somebody has it."""
-        return self._lock.locked()
+        """Whether any thread holds the lock."""
+        return self._held
 
     def __enter__(self) -> None:
         self.acquire()
 
     def __exit__(self, *raised: object) -> None:
-        self._lock.release()
-
-
-class _Side(NamedTuple):
-    flat: Flat
-    pieces: list[Tensor]
+        self.release()
 
 
 class PairAverage:
-    r"""$d = s_i - x_j$ once, $x_j \leftarrow x_j + d/2$ there and $x_i \leftarrow x_i - d/2$ here, for any two learners i and j.
+    r"""The live weights x of one learner, and its part in averaging them with a peer.
 
-    Piece by piece: what is subtracted is still in the cache when it is added, and a step waits for no more than a piece. Halving
-    is exact, so both ends add the same numbers, and the sum over learners is conserved even if steps come between two pieces.
-
-    Where the module shows the flat that x is in, x goes on in a second one: each piece of it is read from the first and written
-    to the second by the first exchange that changes it, which costs no more than to change it where it is.
+    The caller i sends what its weights are, $s_i$. The answering learner j computes $d = s_i - x_j$ once, sets
+    $x_j \leftarrow x_j + d/2$ and replies with d; the caller sets $x_i \leftarrow x_i - d/2$. Both apply the same rounded
+    numbers and halving is exact, so the sum over learners is conserved, even if steps come between two pieces.
 
     Args:
         flat: x.
-        other: the second flat; None if the module never shows the first.
-        full_precision: send float32 numbers as they are.
+        wire: float32 weights travel as this shorter dtype; None: as they are.
 
     Attributes:
-        lock: guards x.
+        lock: guards x; taken for each piece, so a step waits for one piece at most.
+        wire_layout: of what travels.
     """
 
-    def __init__(self, flat: Flat, other: Flat | None = None, *, full_precision: bool) -> None:
-        self.full_precision = full_precision
-        self.lock = FairLock()
-        self._side = _Side(flat, _cut(flat.parts))  # that exchanges write to
-        self._other = _Side(other, _cut(other.parts)) if other else None
-        self._x = list(self._side.pieces)  # each on the one side or on the other
-        self._narrowed = flat.layout.narrowed()
-        self._wide = torch.empty(max(map(len, self._x), default=0))  # a piece of what came in half precision
-        self._known: dict[tuple[int, int], list[Tensor]] = {}  # pieces of buffers by their addresses and lengths
-
-    @property
-    def flat(self) -> Flat:
-        """That exchanges write to."""
-        return self._side.flat
-
-    def whole(self) -> Flat:
-        """All of x in one flat, to be read by who has the lock."""
-        if self._other and all(map(operator.is_, self._x, self._other.pieces)):
-            return self._other.flat
-        for k, (x, here) in enumerate(zip(self._x, self._side.pieces, strict=True)):
-            if x is not here:
-                self._x[k] = here.copy_(x)
-        return self._side.flat
-
-    def for_step(self) -> Flat:
-        """All of x in one flat, to be changed by who has the lock; exchanges write there, too."""
-        flat = self.whole()
-        if self._other and flat is self._other.flat:
-            self._side, self._other = self._other, self._side
-        self._x = list(self._side.pieces)
-        return flat
-
-    def go_on_elsewhere(self) -> None:
-        """From now on the flat that exchanges write to must not change: they write to the other one."""
-        assert self._other
-        self._side, self._other = self._other, self._side
-
-    def tidy(self) -> None:
-        """Get the flat that exchanges write to ready to be shown, so that the training thread need not."""
-        with self.lock:
-            if self._side.flat.shadow:
-                self._side.flat.shadow.forget()
-
-    def stay(self) -> None:
-        """As it is `for_step`, one flat is enough: it is not to be shown any more."""
-        if self._other:
-            self._other = None
-            self._side.flat.cast(None)
+    def __init__(self, flat: Flat, wire: torch.dtype | None = None) -> None:
+        self.flat, self.lock = flat, FairLock()
+        self._x = _pieces(flat.parts)
+        self.wire_layout = flat.layout.narrowed(wire) if wire else flat.layout
+        self._narrows = self.wire_layout is not flat.layout
+        self._wide = torch.empty(max(map(len, self._x), default=0) if self._narrows else 0)  # one piece in float32
 
     def pack(self, buffer: Tensor) -> Tensor:
-        """What x is now, as it travels: narrowed, if all of it fits. The part of the buffer that was filled."""
-        if not self.full_precision:
-            packed = buffer[: self._narrowed.nbytes]
-            pieces = zip(self._cut_once(packed, self._narrowed), self._x, strict=True)
+        """Fill `buffer` with x as it travels, and return the part of it that was filled.
+
+        x is read without the lock: $s_i$ need not be of one instant. Numbers too large for the wire dtype make all of x
+        travel as it is, from then on.
+        """
+        if self._narrows:
+            packed = buffer[: self.wire_layout.nbytes]
+            pieces = zip(_cut(packed, self.wire_layout), self._x, strict=True)
             if all_finite(s.copy_(x) for s, x in pieces):
                 return packed
-            self.full_precision = True
-        for s, x in zip(self._cut_once(buffer, self.flat.layout), self._x, strict=True):
+            self.stop_narrowing()
+        for s, x in zip(_cut(buffer, self.flat.layout), self._x, strict=True):
             s.copy_(x)
         return buffer
+
+    def stop_narrowing(self) -> None:
+        """Send x as it is from now on: some number or difference does not fit into the wire dtype."""
+        self._narrows = False
 
     def answer(self, peer: int, request: Tensor, reply: Tensor) -> None:
         """d = s - x;  x <- x + d/2;  the reply is d.
 
-        Raises RefusedError, with nothing changed, for weights that are not finite or not of this model.
+        Raises RefusedError, with x unchanged, if a number is not finite or the weights are of another model.
         """
         self._add(HALF, self._pieces_of(reply, peer), peer, self._pieces_of(request, peer))
 
     def take(self, peer: int, reply: Tensor) -> None:
-        """x <- x - d/2, for a reply d. Raises RefusedError, with nothing changed, as `answer` does."""
+        """x <- x - d/2, for the reply d of a peer. Raises RefusedError, with x unchanged, as `answer` does."""
         self._add(-HALF, self._pieces_of(reply, peer), peer)
 
-    def take_back(self, peer: int, reply: Tensor) -> None:
-        """x <- x - d/2, for a reply d of ours that nobody got."""
+    def undo(self, peer: int, reply: Tensor) -> None:
+        """x <- x - d/2, for our own reply d that never reached the peer."""
         self._subtract(HALF, self._pieces_of(reply, peer))
 
     def norm2(self, peer: int, reply: Tensor) -> float:
@@ -149,62 +122,42 @@ class PairAverage:
         differences = zip(self._pieces_of(reply, peer), self._x, strict=True)
         return sum(float(torch.linalg.vector_norm(d, dtype=x.dtype)) ** 2 for d, x in differences)
 
-    def forget(self) -> None:
-        """Let go of the buffers of others: memory of a peer that is gone is not kept."""
-        self._known.clear()
-
     def _pieces_of(self, storage: Tensor, peer: int) -> list[Tensor]:
-        """Of weights as a peer has sent them. Raises RefusedError if they are not of this model."""
-        layout = self._narrowed if storage.nbytes == self._narrowed.nbytes else self.flat.layout
+        """The pieces of weights as a peer has sent them. Raises RefusedError if they are not of this model."""
+        layout = self.wire_layout if storage.nbytes == self.wire_layout.nbytes else self.flat.layout
         if storage.nbytes != layout.nbytes:
             raise RefusedError(peer, "another model")
-        return self._cut_once(storage, layout)
-
-    def _cut_once(self, storage: Tensor, layout: Layout) -> list[Tensor]:
-        """The pieces of one of the few buffers that there are: cutting it up costs as much as adding a piece.
-
-        Pieces keep their memory, so no other buffer can be at that address.
-        """
-        place = storage.data_ptr(), storage.nbytes
-        pieces = self._known.get(place)
-        if pieces is None:
-            if len(self._known) >= BUFFERS:
-                self.forget()
-            pieces = self._known[place] = _cut(layout.parts_of(storage))
-        return pieces
-
-    def _as_wide(self, piece: Tensor) -> Tensor:
-        return self._wide[: piece.numel()].copy_(piece)
+        return _cut(storage, layout)
 
     def _add(
         self, factor: float, differences: list[Tensor], peer: int, sent: Iterable[Tensor | None] = repeat(None)
     ) -> None:
-        """x <- x + factor d, where d = s - x first if s was sent. Raises RefusedError if a number is not finite.
-
-        Pieces before that are taken back.
-        """
+        """x <- x + factor d, where d = s - x first if s was sent. If a number is not finite, take all pieces back."""
         for k, (s, d) in enumerate(zip(sent, differences, strict=False)):
             with self.lock:
                 x = self._x[k]
                 if s is not None:
-                    torch.sub(s, x, out=d) if s.dtype == x.dtype else d.copy_(self._as_wide(s).sub_(x))
-                wide = d if d.dtype == x.dtype else self._as_wide(d)
+                    torch.sub(s, x, out=d) if s.dtype == x.dtype else d.copy_(self._widened(s).sub_(x))
+                wide = d if d.dtype == x.dtype else self._widened(d)
                 if finite := all_finite([wide]):
-                    self._move(k, wide, factor)
+                    x.add_(wide, alpha=factor)
             if not finite:
                 self._subtract(factor, differences[:k])
                 raise RefusedError(peer, NON_FINITE)
 
     def _subtract(self, factor: float, differences: list[Tensor]) -> None:
-        """x <- x - factor d, for the first pieces or all."""
-        for k, d in enumerate(differences):
+        """x <- x - factor d, for as many pieces as there are differences."""
+        for x, d in zip(self._x, differences, strict=False):
             with self.lock:
-                self._move(k, d, -factor)
+                x.add_(d, alpha=-factor)
 
-    def _move(self, k: int, d: Tensor, factor: float) -> None:
-        """x <- x + factor d, for one piece, wherever it was."""
-        self._x[k] = torch.add(self._x[k], d, alpha=factor, out=self._side.pieces[k])
+    def _widened(self, piece: Tensor) -> Tensor:
+        return self._wide[: piece.numel()].copy_(piece)
 
 
-def _cut(parts: list[Tensor]) -> list[Tensor]:
+def _cut(storage: Tensor, layout: Layout) -> list[Tensor]:
+    return _pieces(layout.parts_of(storage))
+
+
+def _pieces(parts: list[Tensor]) -> list[Tensor]:
     return [piece for part in parts for piece in part.split(PIECE)]

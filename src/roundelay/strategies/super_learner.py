@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from roundelay.clock import Steps
 from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError
 from roundelay.strategies.allreduce import Allreduce
-from roundelay.strategies.base import Strategy, flats_for_sums
-from roundelay.topology import Mixing
+from roundelay.strategies.base import Strategy
 from roundelay.transport.base import Transport
-from roundelay.weights.replica import Flat, Replica
+from roundelay.weights import Flat, Replica
 
 
 class SuperLearner(Strategy):
     r"""Gradients are reduced inside a group; `between` averages the groups (arXiv:2002.01119, section on super-learners).
 
-    One leader per group owns the weights that other groups see: it brings the mixed weights in, applies the group's
-    mean gradient to them and broadcasts the result inside, so that members are bit-identical. The broadcast is the price.
-    It comes after the step, because during the step the leader holds the lock that exchanges wait for.
+    One leader per group owns the weights that other groups see. The leader brings the mixed weights in, applies the group's
+    mean gradient to them and broadcasts the result inside the group, so that members are bit-identical. The broadcast is
+    the price. It comes after the step, because the leader holds the lock that exchanges need during the step.
 
     Args:
-        between: the strategy between groups; its mixing has one place per group.
-        group_size: learners per group, consecutive by rank; those of one machine unless said.
+        between: the strategy between groups; its topology is asked for the number of groups.
+        group_size: learners per group, consecutive by rank; by default the learners of one machine.
     """
 
     reduces_gradients = True
+    takes_groups = False
     leads = False
 
     def __init__(self, between: Strategy, group_size: int | None = None) -> None:
         if group_size is not None and group_size < 1:
             raise StrategyError(f"group_size must be at least 1, got {group_size}")
-        if between.reduces_gradients or not between.mixes_weights:
+        if not between.takes_groups:
             raise StrategyError(
                 f"between groups weights are averaged, but {type(between).__name__} averages gradients; "
                 "use DPSGD, ADPSGD or DelayByOne, or plain Allreduce without groups"
             )
         self.between, self.group_size = between, group_size
-        self.synchronous = between.synchronous
+        self.synchronous, self.reforms_alone = between.synchronous, between.reforms_alone
         self.inside = Allreduce()
 
-    def agreement(self, local_size: int) -> str:
-        """The groups, and the strategy between them."""
-        return f"{super().agreement(local_size)} {self.group_size or local_size} {self.between.agreement(local_size)}"
+    def agreement(self, size: int, local_size: int) -> str:
+        """The group size, and what the strategy between groups agrees on."""
+        members = self.group_size or local_size
+        between = self.between.agreement(max(size // members, 1), local_size)
+        return f"{super().agreement(size, local_size)} {members} {between}"
 
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Form the group; its leader joins the other leaders."""
@@ -57,17 +61,17 @@ class SuperLearner(Strategy):
         self.leader = members[0]
         self.leads = transport.rank == self.leader
         self._members = members
-        [self._mixed] = flats_for_sums([replica.tensors()], transport)
+        self._mixed = Flat(replica.tensors(), on=replica.weights[0].device)
         self.inside.attach(replica, transport, Membership(members, membership.generation))
         if self.leads:
             self.between.attach(replica, transport, Membership(leaders, membership.generation))
 
-    def reform(self, mixing: Mixing, membership: Membership) -> None:
-        """The leaders of whole groups go on; the mixing has a place for each of those groups."""
+    def reform(self, membership: Membership) -> None:
+        """The leaders of whole groups go on; a group that has lost a member is left out."""
         self.membership = membership.whole_groups(len(self._members))
         if self.leads and self.transport.rank in self.membership.living:
             leaders = self.membership.living[:: len(self._members)]
-            self.between.reform(mixing, Membership(leaders, membership.generation))
+            self.between.reform(Membership(leaders, membership.generation))
 
     def gradient_ready(self, index: int) -> None:
         """Inside the group."""
@@ -91,7 +95,7 @@ class SuperLearner(Strategy):
             yield from self.between.before_step()
 
     def after_step(self) -> Steps:
-        """The leader's new weights go out to other groups, and to its own."""
+        """The leader sends its new weights to other groups, then to its own group."""
         if self.leads:
             yield from self.between.after_step()
         yield from self._follow_leader()
@@ -117,21 +121,21 @@ class SuperLearner(Strategy):
             yield from self.between.before_saving()
 
     def finish(self) -> Steps:
-        """The group ends together, leaders finish between groups, then every member has its leader's weights."""
+        """The group ends together, leaders finish between groups, then every member takes its leader's weights."""
         yield from self.inside.finish()
         if self.leads:
             yield from self.between.finish()
         yield from self._follow_leader()
 
-    def lost(self, peer: int, reason: str) -> None:
-        """A lost leader of another group is the business of the strategy between."""
+    def peer_lost(self, peer: int, reason: str) -> None:
+        """The strategy between groups goes on without a lost leader."""
         if self.leads:
-            self.between.lost(peer, reason)
+            self.between.peer_lost(peer, reason)
 
-    def unheard(self, peer: int, quiet: bool) -> None:  # noqa: FBT001  # a listener
-        """As for a lost one."""
+    def peer_silent(self, peer: int, *, silent: bool) -> None:
+        """The strategy between groups does not wait for a silent leader."""
         if self.leads:
-            self.between.unheard(peer, quiet)
+            self.between.peer_silent(peer, silent=silent)
 
     def abandon(self) -> None:
         """As the strategy between groups."""
@@ -139,12 +143,21 @@ class SuperLearner(Strategy):
             self.between.abandon()
 
     def weights(self) -> Flat | None:
-        """The leader's."""
+        """The leader's weights; None for the other members."""
         return self.between.weights() if self.leads else None
 
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[Flat | None]:
+        """As the strategy between groups."""
+        if self.leads:
+            with self.between.at_rest() as live:
+                yield live
+        else:
+            yield None
+
     @property
-    def voice(self) -> float:
-        """A group has one voice in the consensus, its leader's."""
+    def consensus_weight(self) -> float:
+        """A group counts once in the consensus: its leader has 1, the other members 0."""
         return 1.0 if self.leads else 0.0
 
     def metrics(self) -> dict[str, float]:
@@ -156,6 +169,6 @@ class SuperLearner(Strategy):
         return {"between": self.between.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from there."""
         if self.leads:
             self.between.load_state_dict(state["between"])

@@ -1,4 +1,4 @@
-"""The transport seam: what a strategy may ask of the world. Every request returns a future at once."""
+"""The transport seam: all that a strategy, a learner or elasticity may ask of the network. Requests return futures at once."""
 
 from __future__ import annotations
 
@@ -8,50 +8,57 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from roundelay.shadow import Shadow
 from roundelay.transport.refusals import Refusals
 
-Handler = Callable[[int, Tensor, Tensor], None]
-"""Answers a call: (peer, request, reply). It reads the request once, which may change meanwhile, and fills the reply, which is as
-long and may be the same memory.
+Address = tuple[str, int]
 
-It may raise RefusedError, having changed nothing: the call comes to nothing, and no more.
+Handler = Callable[[int, Tensor, Tensor], None]
+"""Answers a call: (peer, request, reply). Reads the request once and fills the reply, which is as long.
+
+The request may change while it is read, and request and reply may be the same memory. A handler that has changed nothing may
+raise RefusedError: then the call fails with it.
 """
+
+Undo = Callable[[int, Tensor], None]
+"""Takes back what a handler did: (peer, reply)."""
+
+LostListener = Callable[[int, str], None]
+"""Told once about every peer that is gone, and why."""
+
+
+LEFT = "it has finished and left"
+GAVE_UP = "it gave up"
+NO_CALLS = "it serves no more calls"
+
+
+class SilenceListener(Protocol):
+    """Told about a peer whose heartbeats are missing for a while, and when they come again."""
+
+    def __call__(self, peer: int, *, silent: bool) -> None:
+        """`peer` has fallen silent, or is heard again."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a call sends, read without a lock when the transport or the peer gets to it.
+    """What a call sends. It is read without a lock, when the transport or the peer gets to it.
 
     Attributes:
-        memory: read where it is by a peer that shares memory with us.
-        pack: for the others: writes it into the call's buffer, and returns the part of that which is to travel.
+        memory: read in place by a peer that shares memory with us.
+        pack: for all other peers: fills the call's buffer, and returns the part of the buffer that is to travel.
     """
 
     memory: Tensor
     pack: Callable[[Tensor], Tensor]
 
 
-Undo = Callable[[int, Tensor], None]
-"""Takes back what a handler did: (peer, reply)."""
-
-LEFT = "it has finished and left"
-GAVE_UP = "it gave up"
-
-LostListener = Callable[[int, str], None]
-"""Told once about every peer that is gone, and why."""
-
-QuietListener = Callable[[int, bool], None]
-"""Told about every peer that is not heard for a while (True), and when it is heard again (False)."""
-
-
 @dataclass
 class Traffic:
-    """What went over the wire, and how often with whom."""
+    """Bytes sent and received, and messages by peer."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -59,18 +66,18 @@ class Traffic:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # several threads send and receive
 
     def sent(self, peer: int, nbytes: int) -> None:
-        """A message to `peer`."""
+        """Count a message to `peer`."""
         with self._lock:
             self.bytes_sent += nbytes
             self.messages[peer] += 1
 
     def received(self, nbytes: int) -> None:
-        """A message from somebody."""
+        """Count a message from a peer."""
         with self._lock:
             self.bytes_received += nbytes
 
     def reduced(self, nbytes: int, members: int) -> None:
-        """A sum over members, by what a ring sends and receives for it, 2 (n - 1) / n of the bytes; engines do not tell."""
+        """Count a sum over members. Gloo does not report bytes, so this is what a ring would send: 2 (n-1)/n of them."""
         with self._lock:
             self.bytes_sent += 2 * (members - 1) * nbytes // members
             self.bytes_received += 2 * (members - 1) * nbytes // members
@@ -85,7 +92,7 @@ class Collectives(ABC):
 
     @abstractmethod
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
-        """Source's values for every member."""
+        """Give every member the values of `source`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -93,29 +100,38 @@ class Collectives(ABC):
 
 
 class Transport(ABC):
-    """One learner's way to its peers.
+    """One learner's connection to its peers.
 
     Buffers are flat uint8 tensors made by `allocate`; until the future of a request is done its buffers belong to the
-    transport. A future fails with PeerLostError, which names the peer, when somebody it depends on dies, freezes or leaves;
-    how long a peer computes is never held against it. It fails with RefusedError when a message was not accepted.
+    transport. A future fails with PeerLostError, which names the peer, if a peer that it depends on dies, freezes or
+    leaves; how long a peer computes never matters. It fails with RefusedError if a message was not accepted.
+
+    Attributes:
+        rank: this learner.
+        size: how many learners there are.
+        local_size: how many of them run on this machine.
+        traffic: what was sent and received.
+        refused: what was not accepted, counted by reason.
+        layout: code of the layout of the weights that travel; messages of another layout are refused; 0: not checked.
     """
 
     def __init__(self, rank: int, size: int, local_size: int | None = None) -> None:
         self.rank, self.size = rank, size
-        self.local_size = local_size or size  # learners on this machine
+        self.local_size = local_size or size
         self.traffic = Traffic()
         self.refused = Refusals(f"learner {rank}")
-        self.layout = 0  # of the weights that travel, told by who sends them: another one is refused; 0: not said
-        self._listeners: list[LostListener] = []
-        self._quiet_listeners: list[QuietListener] = []
+        self.layout = 0
+        self._lost_listeners: list[LostListener] = []
+        self._silence_listeners: list[SilenceListener] = []
+
+    # Exchanges -----------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Tensor:
-        """A buffer of the kind this transport sends fastest."""
+        """A buffer of the kind that this transport sends fastest."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    def shadow(self, buffer: Tensor) -> Shadow | None:
-        """Of a whole buffer made by `allocate`; None where memory is not there twice."""
-        return None
+    def free(self, buffer: Tensor) -> None:
+        """Give up a buffer made by `allocate` whose call has failed: a frozen peer may still write to it later."""
 
     @abstractmethod
     def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:
@@ -125,48 +141,79 @@ class Transport(ABC):
     def call(self, peer: int, buffer: Tensor, request: Request | None = None) -> Future[Tensor]:
         """Send `buffer` to `peer`, whose handler answers at once; the reply, as long as what was sent, replaces it.
 
-        With a `request` that is sent instead, and `buffer` takes the reply only.
+        With a `request`, that is sent instead, and `buffer` only takes the reply. The future gives the part of the buffer
+        that holds the reply.
         """
 
     @abstractmethod
     def serve(self, handler: Handler | None, undo: Undo | None = None) -> None:
-        """Answer calls with `handler` from now on, from whatever thread they come in; earlier calls have waited.
+        """Answer calls with `handler` from now on, in the threads in which they arrive; earlier calls have waited.
 
         `undo` is given the reply if it is certain that it never reached the caller. A handler of None refuses calls;
-        once this returns, none is being served.
+        once this returns, no call is being served.
         """
 
     @abstractmethod
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """Sum `values` over `members`, in place. The first large one may wait for all members to come: they form a group."""
+        """Sum `values` over `members`, in place. The first one may wait until all members have come to form a group."""
 
     @abstractmethod
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
-        """Give every member `source`'s values, in place."""
+        """Give every member the values of `source`, in place."""
 
     @abstractmethod
     def finish(self, final: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """Swap no more of my own; `final` answers the swaps of those who still do, until all members have finished."""
+        """Start no more swaps; `final` answers the swaps of slower members until all members have finished."""
 
     @abstractmethod
     def close(self, failure: str = "") -> None:
-        """Say goodbye, with the reason if it is a bad one, and release everything. Idempotent."""
+        """Say goodbye, with the reason if it is a failure, and release everything. Idempotent."""
+
+    # Elasticity ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def offer(self, state: Callable[[], Tensor]) -> None:
+        """Give the bytes of `state()` to a learner that asks for them by `fetch`. Learners that ask earlier wait."""
+
+    @abstractmethod
+    def fetch(self, peer: int) -> Future[Tensor]:
+        """The bytes that `peer` offers."""
+
+    @abstractmethod
+    def admit(self, peer: int, address: Address) -> None:
+        """`peer` has joined, or has come back, at this address; it will connect to us."""
+
+    @abstractmethod
+    def lose(self, peer: int, reason: str) -> None:
+        """`peer` is gone: futures that depend on it fail, and listeners are told."""
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """Have the training thread raise `error` at its next `check` or wait. Any thread may call this."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise what `fail` was given, or what went wrong in a thread of the transport."""
+
+    @property
+    @abstractmethod
+    def lost(self) -> dict[int, str]:
+        """The peers that are gone, and why."""
+
+    # Listeners -----------------------------------------------------------------------------------------------------
 
     def on_lost(self, listener: LostListener) -> None:
-        """Have `listener` told about peers that are gone; it may be called from any thread."""
-        self._listeners.append(listener)
+        """Tell `listener` about peers that are gone; it may be called from any thread."""
+        self._lost_listeners.append(listener)
 
-    def on_quiet(self, listener: QuietListener) -> None:
-        """Have `listener` told about peers that are not heard for a while; it may be called from any thread."""
-        self._quiet_listeners.append(listener)
-
-    def _tell_quiet(self, peer: int, *, quiet: bool) -> None:
-        for listener in list(self._quiet_listeners):
-            listener(peer, quiet)
-
-    def check(self) -> None:
-        """Raise what went wrong in the background since the last look, with its own traceback."""
+    def on_silent(self, listener: SilenceListener) -> None:
+        """Tell `listener` about peers that fall silent or are heard again; it may be called from any thread."""
+        self._silence_listeners.append(listener)
 
     def _tell_lost(self, peer: int, reason: str) -> None:
-        for listener in list(self._listeners):
+        for listener in list(self._lost_listeners):
             listener(peer, reason)
+
+    def _tell_silent(self, peer: int, *, silent: bool) -> None:
+        for listener in list(self._silence_listeners):
+            listener(peer, silent=silent)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
-import threading
 import time
 import weakref
 from abc import abstractmethod
@@ -17,37 +16,38 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 
+from roundelay import threads
 from roundelay.transport.base import Collectives
-from roundelay.transport.heartbeats import SILENCE_S
+from roundelay.transport.heartbeats import LOST_AFTER_S
 
-# Peers are given up by their heartbeats, never because a step takes long, so the engine's own time-out must not come first.
+# Peers are given up by their heartbeats, never because a step takes long, so torch's own time-out must not come first.
 NEVER = datetime.timedelta(days=365)
 FORMING = datetime.timedelta(minutes=10)
-LOOK = datetime.timedelta(seconds=0.5)  # how soon a waiting learner notices what the watch says
+LOOK = datetime.timedelta(seconds=0.5)  # how soon a waiting learner notices a lost peer
 POLL_S = 0.0005
 ARRIVAL_POLL_S = 0.005
 Hopeless = Callable[[tuple[int, ...]], bool]
 
 
 class WorkFuture(Future[None]):
-    """A collective under way, which the watch may fail from outside.
+    """A collective under way, which the failure detector may fail from outside.
 
-    It waits in the engine, without a thread or a callback of ours: a callback that fires while Python shuts down, as peers
-    of a broken run close their connections, would end the process with SIGABRT.
+    It waits inside torch, without a thread or a callback of ours: a callback that runs while Python shuts down would end the
+    process with SIGABRT.
     """
 
     def __init__(self, work: dist.Work, *, polled: bool = False) -> None:
         super().__init__()
-        self._work, self._polled = work, polled  # NCCL takes a wait that gives up for the end of the group
+        self._work, self._polled = work, polled  # NCCL ends the group when a wait times out, so we poll
 
     def done(self) -> bool:
-        """Whether it has ended, or was failed by the watch."""
+        """Whether it has ended, or was failed by the failure detector."""
         return super().done() or self._work.is_completed()
 
     def result(self, timeout: float | None = None) -> None:
-        """Wait until it ends or the watch fails it; `timeout` is the watch's business."""
+        """Wait until it ends or the failure detector fails it; `timeout` is ignored."""
         while not super().done():
-            ended = self._work.is_completed()  # looked at before, for it may end just after a wait has given up
+            ended = self._work.is_completed()  # looked at first, because it may end just after a wait has timed out
             if self._polled and not ended:
                 time.sleep(POLL_S)
                 continue
@@ -61,9 +61,9 @@ class WorkFuture(Future[None]):
         return super().result()
 
     def _failed(self, error: RuntimeError) -> None:
-        """The engine knows that a connection broke but not whose; the watch will say so in a moment."""
+        """Torch knows that a connection broke but not whose; the failure detector will say so in a moment."""
         try:
-            super().result(timeout=SILENCE_S)
+            super().result(timeout=LOST_AFTER_S)
         except TimeoutError:
             self._settle(error)
         except Exception:
@@ -75,10 +75,10 @@ class WorkFuture(Future[None]):
 
 
 class _GroupCollectives(Collectives):
-    """Remembers what is under way, so that nothing waits for a frozen peer when the process ends.
+    """Collectives of torch.distributed, which remembers those under way, so that process exit does not wait for frozen peers.
 
     Args:
-        hopeless: whether one of these members is known to be lost, so that a group of them will never form.
+        hopeless: whether one of these members is known to be lost, so that a group of them can never form.
     """
 
     def __init__(self, hopeless: Hopeless) -> None:
@@ -86,12 +86,12 @@ class _GroupCollectives(Collectives):
         self._under_way: weakref.WeakSet[WorkFuture] = weakref.WeakSet()
 
     @abstractmethod
-    def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401  # of any engine
-        """The group of these members that can work on these values."""
+    def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401  # of any backend
+        """The process group of these members for values on this device."""
 
     @abstractmethod
     def _held(self) -> list[Any]:
-        """The groups that this process has."""
+        """All process groups made so far."""
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
         """Sum over members."""
@@ -100,7 +100,7 @@ class _GroupCollectives(Collectives):
         return self._future(self._group(values, members).allreduce([values], options), values)
 
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
-        """Source's values for every member."""
+        """Give every member the values of `source`."""
         options = dist.BroadcastOptions()
         options.timeout, options.rootRank = NEVER, members.index(source)
         return self._future(self._group(values, members).broadcast([values], options), values)
@@ -111,13 +111,14 @@ class _GroupCollectives(Collectives):
         return future
 
     def _formed(self, members: tuple[int, ...], rank: int, store: Any, form: Callable[[], Any]) -> Any:  # noqa: ANN401
-        """What `form` makes once all members have come, in a thread of its own: engines wait, and know nothing of the watch.
+        """What `form` makes once all members have come.
 
-        Such a wait cannot be ended, and aborts Python if it ends while that shuts down. So members wait for each other at the
-        store first, where they can be given up, and the engine for nobody, unless one dies in that very moment.
-        Raises ConnectionError if a member is lost before that.
+        Forming a group waits for all members, and that wait cannot be ended. So members first wait for each other at the
+        store, where a lost member is noticed; then `form` runs in its own thread and normally does not wait.
+
+        Raises ConnectionError if a member is lost before the group has formed.
         """
-        self._meet_at(store, members, rank)
+        self._wait_at(store, members, rank)
         formed: Future[Any] = Future()
 
         def work() -> None:
@@ -126,7 +127,7 @@ class _GroupCollectives(Collectives):
             except BaseException as error:
                 formed.set_exception(error)
 
-        threading.Thread(target=work, name="roundelay-form", daemon=True).start()
+        threads.start("form-group", work)
         while not formed.done():
             with contextlib.suppress(TimeoutError):
                 formed.exception(timeout=LOOK.total_seconds())
@@ -134,22 +135,22 @@ class _GroupCollectives(Collectives):
                 raise ConnectionError("a member of the group was lost while it was being formed")
         return formed.result()
 
-    def _meet_at(self, store: Any, members: tuple[int, ...], rank: int) -> None:  # noqa: ANN401
-        """Wait until all members have come to form a group. Raises ConnectionError if one is lost, or the store is."""
+    def _wait_at(self, store: Any, members: tuple[int, ...], rank: int) -> None:  # noqa: ANN401
+        """Wait until all members have come to the store. Raises ConnectionError if a member or the store is lost."""
         try:
             store.set(f"{members}/{rank}", b"here")
             while not store.check([f"{members}/{member}" for member in members]):
                 if self._hopeless(members):
                     raise ConnectionError("a member of the group was lost while it was being formed")
                 time.sleep(ARRIVAL_POLL_S)
-        except RuntimeError as error:  # as torch calls it
+        except RuntimeError as error:  # torch's error for a lost store
             raise ConnectionError(f"the store at which groups form cannot be reached ({error})") from error
 
     def close(self) -> None:
-        """The groups go with the process; but one with work that a frozen peer will never finish must not be waited for."""
+        """Groups end with the process, unless a frozen peer keeps work of theirs from ever ending."""
         if all(future._work.is_completed() for future in self._under_way):
             return
-        # Their destructors join the engine's threads at exit, which would hang for ever: keep them alive instead.
+        # Their destructors would wait for that work at exit, for ever: keep them alive instead.
         for held in (*self._held(), *(future._work for future in self._under_way)):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
@@ -178,13 +179,13 @@ class ProcessGroupCollectives(_GroupCollectives):
 
 
 class StoreCollectives(_GroupCollectives):
-    """Sums and broadcasts among learners that found each other at a rendezvous, without a world that is fixed for ever.
+    """Sums and broadcasts among learners that found each other at a rendezvous; the members may change.
 
     Args:
-        store: through which the members of a group find each other.
+        store: where the members of a group find each other.
         rank: this learner.
-        generation: of the membership; groups of another one have nothing to do with these.
-        host: the interface that Gloo listens on; by itself it takes the one of the machine's name.
+        generation: of the membership; groups of different generations are separate.
+        host: the interface that Gloo listens on; by default Gloo takes the one of the machine's name.
         hopeless: whether one of these members is known to be lost.
     """
 

@@ -1,4 +1,4 @@
-"""The watch: one thread that keeps heartbeats with every peer, and knows who lives, has finished or is gone."""
+"""The failure detector: one thread that exchanges heartbeats with every peer, and reports peers that finish or are lost."""
 
 from __future__ import annotations
 
@@ -12,90 +12,89 @@ import time
 from collections.abc import Callable, Iterable
 from enum import Enum
 
+from roundelay import threads
 from roundelay.transport.base import GAVE_UP, LEFT
-from roundelay.transport.heartbeats import BEAT_S, SILENT, Heartbeats
+from roundelay.transport.heartbeats import BEAT_S, NO_HEARTBEAT, Heartbeats
 
 _BEAT, _FINISHED, _GOODBYE = b".", b"F", b"G"
 
 
 class Event(Enum):
-    """What the watch has to tell about a peer."""
+    """What the failure detector reports about a peer."""
 
     FINISHED = "finished"  # takes no more rounds of its own, but still answers
     LEFT = "left"  # said goodbye: what it still owed has been sent
-    QUIET = "quiet"  # has missed some beats; it may be heard again
-    HEARD = "heard"  # is not quiet any more
+    SILENT = "silent"  # has missed some beats; it may be heard again
+    HEARD = "heard"  # is not silent any more
     LOST = "lost"  # died, froze, was cut off, or gave up
 
 
-class _Line:
-    """A watch connection and what has come in but is no whole message yet."""
-
+class _HeartbeatConnection:
     def __init__(self, peer: int, connection: socket.socket) -> None:
-        self.peer, self.connection = peer, connection
-        self.pending = b""
+        self.peer, self.socket = peer, connection
+        self.unparsed = b""  # the beginning of a message whose rest has not come yet
 
 
 class FailureDetector:
     """Heartbeats over one connection per pair of learners.
 
-    `tell(event, peer, reason)` is called from the watch's thread.
+    Args:
+        report: called with (event, peer, reason) from the detector's thread.
     """
 
-    def __init__(self, tell: Callable[[Event, int, str], None]) -> None:
-        self._tell = tell
-        self._pulse = Heartbeats(time.monotonic)
+    def __init__(self, report: Callable[[Event, int, str], None]) -> None:
+        self._report = report
+        self._heartbeats = Heartbeats(time.monotonic)
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
         self._added = threading.Condition(self._lock)
         self._known: set[int] = set()
-        self._quiet: set[int] = set()
-        self._lines: dict[int, _Line] = {}
-        self._said: list[bytes] = []  # what a line that comes later must hear too
+        self._silent: set[int] = set()
+        self._connections: dict[int, _HeartbeatConnection] = {}
+        self._said: list[bytes] = []  # repeated on connections that are added later
         self._wake, self._waker = socket.socketpair()
         self._wake.setblocking(False)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="roundelay-watch", daemon=True)
-        self._thread.start()
+        self._thread = threads.start("heartbeats", self._run)
 
     def add(self, peer: int, connection: socket.socket) -> None:
-        """Keep heartbeats with `peer` over this connection."""
+        """Exchange heartbeats with `peer` over this connection."""
         connection.setblocking(False)
         with self._lock:
             if self._closing:
                 connection.close()
                 return
-            line = self._lines[peer] = _Line(peer, connection)
+            added = self._connections[peer] = _HeartbeatConnection(peer, connection)
             self._known.add(peer)
-            self._pulse.heard(peer)
+            self._heartbeats.heard(peer)
             for message in self._said:
-                self._send(line, message)
-            self._selector.register(connection, selectors.EVENT_READ, line)
+                self._send(added, message)
+            self._selector.register(connection, selectors.EVENT_READ, added)
             self._added.notify_all()
             self._waker.send(b"!")
 
     def wait_for(self, peers: Iterable[int], timeout_s: float) -> int | None:
-        """Until all of `peers` have a line, or had one; the first that has none after that time."""
+        """Wait until all of `peers` have connected once; the first that has not after that time, or None."""
         wanted = set(peers)
         with self._lock:
             self._added.wait_for(lambda: wanted <= self._known, timeout_s)
             return min(wanted - self._known, default=None)
 
-    def finished(self) -> None:
-        """Tell everyone that we take no more rounds of our own."""
+    def say_finished(self) -> None:
+        """Tell all peers that we take no more rounds of our own."""
         self._say(_FINISHED)
 
     def close(self, failure: str = "") -> None:
-        """Say goodbye, with the reason if it is a bad one, and stop."""
+        """Say goodbye, with the reason if it is a failure, and stop."""
         text = failure.encode()[:1000]
         self._say(_GOODBYE + struct.pack("!H", len(text)) + text)
         with self._lock:
             self._closing = True
         self._waker.send(b"!")
         self._thread.join()
-        for line in list(self._lines.values()):
-            self._drop(line)
+        for connection in list(self._connections.values()):
+            self._remove(connection)
         self._selector.close()
         self._wake.close()
         self._waker.close()
@@ -103,13 +102,13 @@ class FailureDetector:
     def _say(self, message: bytes) -> None:
         with self._lock:
             self._said.append(message)
-            for line in self._lines.values():
-                self._send(line, message)
+            for connection in self._connections.values():
+                self._send(connection, message)
 
     @staticmethod
-    def _send(line: _Line, message: bytes) -> None:
+    def _send(connection: _HeartbeatConnection, message: bytes) -> None:
         with contextlib.suppress(OSError):  # full (a frozen peer) or closed (a dead one): the reading side finds out
-            line.connection.send(message)
+            connection.socket.send(message)
 
     def _run(self) -> None:
         due = 0.0
@@ -126,85 +125,88 @@ class FailureDetector:
 
     def _beat(self) -> None:
         with self._lock:
-            lines = list(self._lines.values())
-            for line in lines:
-                self._send(line, _BEAT)
-            silent = set(self._pulse.silent())
-            quiet = self._pulse.quiet() - silent
-            news = [(Event.QUIET, peer) for peer in quiet - self._quiet]
-            news += [(Event.HEARD, peer) for peer in self._quiet - quiet if peer in self._lines]
-            self._quiet = quiet
-        for event, peer in news:
-            self._tell(event, peer, "")
-        for line in lines:
-            if line.peer in silent and self._lines.get(line.peer) is line:
-                self._lose(line, f"{SILENT}; it is frozen or cut off")
+            connections = list(self._connections.values())
+            for connection in connections:
+                self._send(connection, _BEAT)
+            lost = set(self._heartbeats.lost())
+            silent = self._heartbeats.silent() - lost
+            events = [(Event.SILENT, peer) for peer in silent - self._silent]
+            events += [(Event.HEARD, peer) for peer in self._silent - silent if peer in self._connections]
+            self._silent = silent
+        for event, peer in events:
+            self._report(event, peer, "")
+        for connection in connections:
+            if connection.peer in lost and self._connections.get(connection.peer) is connection:
+                self._lose(connection, f"{NO_HEARTBEAT}; it is frozen or cut off")
 
-    def _read(self, line: _Line) -> None:
+    def _read(self, connection: _HeartbeatConnection) -> None:
         try:
-            data = self._received(line)
+            data = self._received(connection)
         except OSError as error:
-            self._lose(line, f"its connection broke ({error.strerror})")
+            self._lose(connection, f"its connection broke ({error.strerror})")
             return
         if data is None:
             return
         if not data:
-            self._lose(line, "its process ended")
+            self._lose(connection, "its process ended")
             return
-        self._pulse.heard(line.peer)
-        line.pending += data
-        self._parse(line)
+        self._heartbeats.heard(connection.peer)
+        connection.unparsed += data
+        self._parse(connection)
 
-    def _received(self, line: _Line) -> bytes | None:
-        """All that has come, empty at the end, None for nothing yet. TLS may have decrypted more than the selector sees."""
+    def _received(self, connection: _HeartbeatConnection) -> bytes | None:
+        """All that has come: empty at the end of the stream, None for nothing yet.
+
+        It reads until the socket is empty, because TLS may hold decrypted bytes that the selector does not see.
+        """
         data = b""
         with self._lock:  # no other thread may send on an encrypted connection at the same time
             while True:
                 try:
-                    piece = line.connection.recv(65536)
+                    piece = connection.socket.recv(65536)
                 except (BlockingIOError, ssl.SSLWantReadError):
                     return data or None
                 except OSError:
-                    if data:  # perhaps a goodbye, before the connection broke: that is looked at first
+                    if data:  # maybe a goodbye before the connection broke: parse that first
                         return data
                     raise
                 data += piece
                 if not piece:
                     return data
 
-    def _parse(self, line: _Line) -> None:
-        while line.pending:
-            kind, rest = line.pending[:1], line.pending[1:]
+    def _parse(self, connection: _HeartbeatConnection) -> None:
+        while connection.unparsed:
+            kind, rest = connection.unparsed[:1], connection.unparsed[1:]
             if kind == _GOODBYE:
                 if len(rest) < 2 or len(rest) < 2 + (size := struct.unpack("!H", rest[:2])[0]):
                     return
                 failure = rest[2 : 2 + size].decode(errors="replace")
-                if not self._drop(line):
+                if not self._remove(connection):
                     return
                 if failure:
-                    self._tell(Event.LOST, line.peer, f"{GAVE_UP} ({failure})")
+                    self._report(Event.LOST, connection.peer, f"{GAVE_UP} ({failure})")
                 else:
-                    self._tell(Event.LEFT, line.peer, LEFT)
+                    self._report(Event.LEFT, connection.peer, LEFT)
                 return
             if kind == _FINISHED:
-                self._tell(Event.FINISHED, line.peer, "")
+                self._report(Event.FINISHED, connection.peer, "")
             elif kind != _BEAT:
-                self._lose(line, "it sent what no learner sends")
+                self._lose(connection, "it sent what no learner sends")
                 return
-            line.pending = rest
+            connection.unparsed = rest
 
-    def _lose(self, line: _Line, reason: str) -> None:
-        if self._drop(line):
-            self._tell(Event.LOST, line.peer, reason)
+    def _lose(self, connection: _HeartbeatConnection, reason: str) -> None:
+        if self._remove(connection):
+            self._report(Event.LOST, connection.peer, reason)
 
-    def _drop(self, line: _Line) -> bool:
-        """False if this was no longer the line to that peer, which has come back on another."""
+    def _remove(self, connection: _HeartbeatConnection) -> bool:
+        """Close a connection; False if the peer has come back on another one in the meantime."""
         with self._lock:
-            current = self._lines.get(line.peer) is line
+            current = self._connections.get(connection.peer) is connection
             if current:
-                del self._lines[line.peer]
-                self._pulse.forget(line.peer)
+                del self._connections[connection.peer]
+                self._heartbeats.forget(connection.peer)
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(line.connection)
-        line.connection.close()
+            self._selector.unregister(connection.socket)
+        connection.socket.close()
         return current

@@ -21,21 +21,21 @@ HANDSHAKE_S = 5.0
 SOCKET_BUFFER_BYTES = 4 * 2**20  # few wake-ups per model
 
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
-_CALL = struct.Struct(f"!iiBi16s{_NONCE_BYTES}s")  # caller, whom it wants, purpose, process, host, nonce
+_CALL = struct.Struct(f"!iiBi16s{_NONCE_BYTES}s")  # caller, wanted learner, purpose, process, host, nonce
 _ANSWER = struct.Struct("!ii16s")  # answerer, process, host
 
 
 class Purpose(IntEnum):
     """What a connection is for."""
 
-    WATCH = 1  # heartbeats and goodbyes, both ways
-    LANE = 2  # calls and swaps, begun by the side that connected
+    HEARTBEAT = 1  # heartbeats and goodbyes, both ways
+    REQUESTS = 2  # calls, swaps and state, asked for by the side that connected
     RENDEZVOUS = 3  # a learner asks the rendezvous of its run
 
 
 @dataclass(frozen=True)
 class Hello:
-    """Who is at the other end, and the keys of a Connection with it: of our messages, and of its."""
+    """One end of a connection as it introduces itself, and the keys of the connection: of our messages, and of theirs."""
 
     rank: int
     purpose: Purpose
@@ -45,7 +45,7 @@ class Hello:
 
 
 def this_host() -> bytes:
-    """Equal for two processes if they run on one kernel and see each other's process ids."""
+    """An id that is equal for two processes if they run on one kernel and see each other's process ids."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             boot = file.read()
@@ -56,7 +56,7 @@ def this_host() -> bytes:
 
 
 def tune(connection: socket.socket) -> None:
-    """Large buffers, no delay, truly blocking: a watcher that gives a peer up shuts the socket down to wake its threads."""
+    """Large buffers, no delay, no timeout: the failure detector shuts the socket of a lost peer down to wake its threads."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -66,7 +66,7 @@ def tune(connection: socket.socket) -> None:
 def connect(address: tuple[str, int], mine: Hello, expected: int, security: Security) -> tuple[socket.socket, Hello]:
     """Connect to learner `expected` and prove to each other that both know the secret.
 
-    Raises HandshakeError if the other end is somebody else, OSError (of which it is one) if there is none.
+    Raises HandshakeError if the other end is not that learner, OSError if there is no other end.
     """
     deadline = time.monotonic() + HANDSHAKE_S
     connection = security.wrapped(socket.create_connection(address, timeout=HANDSHAKE_S), answering=False)
@@ -91,7 +91,10 @@ def connect(address: tuple[str, int], mine: Hello, expected: int, security: Secu
 
 
 def accept(connection: socket.socket, rank: int, host: bytes, security: Security) -> tuple[socket.socket, Hello]:
-    """The other end of `connect`; use the socket that it returns. One that raises HandshakeError or OSError is closed."""
+    """The answering side of `connect`. Use the socket that it returns.
+
+    Raises HandshakeError or OSError, with the socket closed, if the caller does not know the secret.
+    """
     connection = security.wrapped(connection, answering=True)
     try:
         return connection, _accepted(connection, rank, host, security)
@@ -112,7 +115,7 @@ def _accepted(connection: socket.socket, rank: int, host: bytes, security: Secur
     purpose = known(Purpose, number)
     if wanted != rank:
         raise HandshakeError(f"learner {caller} expected learner {wanted} here, which is learner {rank}")
-    # A container or another user may keep us out of the caller's memory; being like no other host, it sends by socket.
+    # A container or another user may keep us out of the caller's memory. A zero host makes the caller use the socket.
     reachable = their_host == host and os.access(f"/proc/{pid}/fd", os.R_OK | os.X_OK)
     answer = _ANSWER.pack(rank, os.getpid(), host if reachable else bytes(16))
     connection.sendall(answer + _proof(security, b"answerer", transcript + answer))
@@ -122,19 +125,19 @@ def _accepted(connection: socket.socket, rank: int, host: bytes, security: Secur
 
 
 def _proof(security: Security, side: bytes, transcript: bytes) -> bytes:
-    """Of who knows the secret. All that was said before is part of it, so with fresh nonces no proof serves twice."""
+    """Proof that this side knows the secret. It covers all earlier bytes with fresh nonces, so it cannot be replayed."""
     return hmac.digest(security.key(b"proof of the " + side), transcript, "sha256")
 
 
 def _keys(security: Security, transcript: bytes) -> tuple[bytes, bytes]:
-    """For messages of the caller, and of the answerer, on this connection only."""
+    """Keys for the caller's and for the answerer's messages, on this connection only."""
     key = security.key(b"session")
     caller, answerer = (hmac.digest(key, side + transcript, "sha256") for side in (b"caller", b"answerer"))
     return caller, answerer
 
 
 def _checked(security: Security, side: bytes, before: bytes, message: bytes) -> bytes:
-    """All that was said up to and with this message, if its proof is right."""
+    """The transcript up to and with this message. Raises HandshakeError if its proof is wrong."""
     said, proof = before + message[:-_PROOF_BYTES], message[-_PROOF_BYTES:]
     if not hmac.compare_digest(proof, _proof(security, side, said)):
         raise HandshakeError("the other end does not know this run's secret")
@@ -142,7 +145,7 @@ def _checked(security: Security, side: bytes, before: bytes, message: bytes) -> 
 
 
 def _receive(connection: socket.socket, nbytes: int, deadline: float) -> bytes:
-    """Bytes of a handshake: one byte now and then does not keep us."""
+    """Bytes of a handshake, all before the deadline: a slow sender cannot stretch it."""
     data = b""
     while len(data) < nbytes:
         if (left := deadline - time.monotonic()) <= 0:

@@ -1,4 +1,4 @@
-"""What comes from others: payloads, received or mapped and counted, and calls, answered one at a time."""
+"""What peers ask of one learner: calls, swaps and state. Each incoming connection is served by its own thread."""
 
 from __future__ import annotations
 
@@ -9,141 +9,211 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from roundelay.errors import HandshakeError, RefusedError
+from roundelay.errors import HandshakeError, RefusedError, StrategyError
 from roundelay.transport.base import Handler, Transport, Undo
 from roundelay.transport.framing import Connection, Header, Kind
+from roundelay.transport.swaps import SwapBoard
 
-STALL_S = 1.0  # how long callers wait for the one before them, who may be frozen in the middle of its request
+STALL_S = 1.0  # how long a call waits for the request buffer: its user may be frozen in the middle of a request
+HEADER = "header"
 
 
-class _Place:
-    """Where requests are received: one at a time, so that one buffer is enough."""
+class _RequestBuffer:
+    """Where requests that come over TCP are received: one at a time, so one buffer is enough."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.buffer = torch.empty(0, dtype=torch.uint8)
+        self._memory = torch.empty(0, dtype=torch.uint8)
 
     def of_size(self, nbytes: int) -> Tensor:
-        if self.buffer.nbytes < nbytes:
-            self.buffer = torch.empty(nbytes, dtype=torch.uint8)
-        return self.buffer[:nbytes]
+        if self._memory.nbytes < nbytes:
+            self._memory = torch.empty(nbytes, dtype=torch.uint8)
+        return self._memory[:nbytes]
 
 
 class Receiver:
-    """Receives for a transport, in the threads that serve its connections.
+    """Serves the requests of peers.
 
     Args:
-        owner: whose traffic, refusals and layout these are.
-        fail: takes what a handler raises to the training thread.
-        share_memory: whether peers of this machine may have us read and write theirs.
+        owner: whose traffic, refusals and layout count.
+        swaps: which swaps we take part in.
+        share_memory: whether peers of this machine may have us read and write their memory.
     """
 
-    def __init__(self, owner: Transport, fail: Callable[[BaseException], None], *, share_memory: bool) -> None:
-        self._owner, self._fail, self._share_memory = owner, fail, share_memory
+    def __init__(self, owner: Transport, swaps: SwapBoard, *, share_memory: bool) -> None:
+        self._owner, self._swaps, self._share_memory = owner, swaps, share_memory
         self._handler: Handler | None = None
         self._undo: Undo | None = None
-        self._serving = threading.Event()
-        self._served = threading.Condition()
-        self._in_service = 0
-        self._slot = threading.Lock()  # one handler at a time
-        self._place = _Place()
+        self._ready = threading.Event()  # to answer calls, or to refuse them
+        self._calls_changed = threading.Condition()
+        self._calls = 0
+        self._one_handler = threading.Lock()
+        self._request_buffer = _RequestBuffer()
         self._replacing = threading.Lock()
+        self._offered: Callable[[], Tensor] = lambda: torch.empty(0, dtype=torch.uint8)
+        self._offering = threading.Event()
 
-    def receive(self, channel: Connection, buffer: Tensor, header: Header) -> None:
-        """The payload that a header has announced."""
-        try:
-            channel.receive_into(buffer, header)
-        except RefusedError as error:
-            self._owner.refused.count(error.reason, f"a message of learner {channel.peer.rank}")
-            raise
-        self._owner.traffic.received(buffer.nbytes)
-
-    def mapped(self, channel: Connection, fd: int, nbytes: int) -> Tensor:
-        """The payload that lies in memory of a peer."""
-        if not self._share_memory:
-            raise HandshakeError("the other end says that its weights are in memory that we do not share")
-        return channel.memory.map(fd, nbytes)
-
-    def is_other_layout(self, header: Header) -> bool:
-        """Whether a message is of weights that are laid out otherwise than ours."""
-        return bool(header.layout and self._owner.layout and header.layout != self._owner.layout)
-
-    def serve(self, handler: Handler | None, undo: Undo | None = None) -> None:
-        """Answer calls with `handler`; None refuses them from now on, and waits for those under way."""
-        with self._served:
+    def set_handler(self, handler: Handler | None, undo: Undo | None = None) -> None:
+        """Answer calls with `handler`; None refuses them from now on, and waits for the calls under way."""
+        with self._calls_changed:
             self._handler, self._undo = handler, undo
-            self._served.wait_for(lambda: handler is not None or not self._in_service)
-        self._serving.set()
+            self._calls_changed.wait_for(lambda: handler is not None or not self._calls)
+        self._ready.set()
 
-    def answer(self, channel: Connection, header: Header) -> None:
-        """Answer the call that a header begins; it waits until calls are served, or refused, at all."""
-        self._serving.wait()
-        with self._request(channel, header) as buffers:
+    def offer(self, state: Callable[[], Tensor]) -> None:
+        """Give `state()` to learners that fetch it."""
+        self._offered = state
+        self._offering.set()
+
+    def close(self) -> None:
+        """Refuse calls, and keep no thread waiting."""
+        self.set_handler(None)
+        self._offering.set()
+
+    def serve(self, connection: Connection) -> None:
+        """Serve one connection until it ends. What goes wrong in a handler is raised in the training thread."""
+        try:
+            while True:
+                self._serve_one(connection)
+        except HandshakeError as error:
+            what = f"a message of learner {connection.peer.rank}, and closed its connection ({error})"
+            self._owner.refused.count(HEADER, what)
+        except OSError:
+            pass  # the peer has left or was given up; the failure detector reports it
+        except BaseException as error:
+            self._owner.fail(error)
+
+    def _serve_one(self, connection: Connection) -> None:
+        header = connection.receive()
+        if header.kind == Kind.SWAP:
+            self._take_swap(connection, header)
+        elif header.kind == Kind.STATE:
+            self._give_state(connection)
+        elif header.kind == Kind.CALL:
+            self._answer_call(connection, header)
+        else:
+            raise HandshakeError(f"the other end sent {header.kind.name} without being asked")
+
+    # Swaps and state -----------------------------------------------------------------------------------------------
+
+    def _take_swap(self, connection: Connection, header: Header) -> None:
+        """Wait until we reach that round ourselves; meanwhile the payload waits in the socket or in the peer's memory."""
+        peer = connection.peer.rank
+        target = self._swaps.target(header.round, peer)
+        if target is not None and (target.nbytes != header.nbytes or self._is_other_layout(header)):
+            raise StrategyError(
+                f"learner {peer} swaps weights of another model with us ({header.nbytes} bytes, ours are {target.nbytes}); "
+                "build the same model everywhere"
+            )
+        buffer = torch.empty(header.nbytes, dtype=torch.uint8) if target is None else target
+        try:
+            if header.shared_fd >= 0:
+                buffer.copy_(self._mapped(connection, header.shared_fd, header.nbytes))
+            else:
+                receive_payload(self._owner, connection, buffer, header)
+        except RefusedError as error:
+            if target is not None:
+                connection.refuse(error.reason)
+                return
+        connection.send(Header(Kind.RECEIVED, 0))
+        self._swaps.received(header.round, peer)
+
+    def _give_state(self, connection: Connection) -> None:
+        self._offering.wait()
+        state = self._offered()
+        sent = connection.send(Header(Kind.STATE, state.nbytes), state)
+        self._owner.traffic.sent(connection.peer.rank, sent)
+
+    # Calls ---------------------------------------------------------------------------------------------------------
+
+    def _answer_call(self, connection: Connection, header: Header) -> None:
+        self._ready.wait()
+        with self._request(connection, header) as buffers:
             if buffers is not None:
-                self._handle(channel, header, *buffers)
+                self._handle(connection, header, *buffers)
 
     @contextlib.contextmanager
-    def _request(self, channel: Connection, header: Header) -> Iterator[tuple[Tensor, Tensor] | None]:
-        """The request, and where the reply goes: the caller's own memory, or our one request buffer; None if it is refused.
+    def _request(self, connection: Connection, header: Header) -> Iterator[tuple[Tensor, Tensor] | None]:
+        """The request, and where the reply goes; None if the request was refused.
 
-        If the caller who has that buffer is frozen, the next one does not wait for long: there is a new one from then on.
+        Both are memory of the caller, or our one request buffer. If the user of that buffer is frozen, the next call
+        replaces it and does not wait any longer.
         """
         if header.shared_fd >= 0:
-            reply = self.mapped(channel, header.shared_fd, header.nbytes)
-            source_fd = header.source_fd
-            yield (reply if source_fd < 0 else self.mapped(channel, source_fd, header.nbytes)), reply
+            reply = self._mapped(connection, header.shared_fd, header.nbytes)
+            fd = header.request_fd
+            yield (reply if fd < 0 else self._mapped(connection, fd, header.nbytes)), reply
             return
-        while not (place := self._place).lock.acquire(timeout=STALL_S):
+        while not (buffer := self._request_buffer).lock.acquire(timeout=STALL_S):
             with self._replacing:
-                if self._place is place:
-                    self._place = _Place()
+                if self._request_buffer is buffer:
+                    self._request_buffer = _RequestBuffer()
         try:
-            request = place.of_size(header.nbytes)
+            request = buffer.of_size(header.nbytes)
             try:
-                self.receive(channel, request, header)
+                receive_payload(self._owner, connection, request, header)
             except RefusedError as error:
-                channel.refuse(error.reason)
+                connection.refuse(error.reason)
                 yield None
                 return
             yield request, request
         finally:
-            place.lock.release()
+            buffer.lock.release()
 
-    def _handle(self, channel: Connection, header: Header, request: Tensor, reply: Tensor) -> None:
-        peer = channel.peer.rank
-        with self._in_service_now() as (handler, undo):
+    def _handle(self, connection: Connection, header: Header, request: Tensor, reply: Tensor) -> None:
+        peer = connection.peer.rank
+        with self._counted_call() as (handler, undo):
             if handler is None:
-                channel.send(Header(Kind.RETIRED, 0))
+                connection.send(Header(Kind.NO_CALLS, 0))
                 return
             try:
-                if self.is_other_layout(header):
+                if self._is_other_layout(header):
                     raise RefusedError(peer, "another model")
-                with self._slot:
+                with self._one_handler:
                     handler(peer, request, reply)
             except RefusedError as error:
                 self._owner.refused.count(error.reason, f"a call of learner {peer}")
-                channel.refuse(error.reason)
+                connection.refuse(error.reason)
                 return
             except BaseException as error:
-                self._fail(error)  # here, for an OSError of the handler is no broken connection
+                self._owner.fail(error)  # here, because an OSError of the handler is no broken connection
                 raise ConnectionAbortedError("the handler failed") from error
             try:
                 answer = Header(Kind.REPLY, header.nbytes, shared_fd=header.shared_fd)
-                self._owner.traffic.sent(peer, channel.send(answer, reply if header.shared_fd < 0 else None))
+                sent = connection.send(answer, reply if header.shared_fd < 0 else None)
+                self._owner.traffic.sent(peer, sent)
             except OSError:
                 if undo:
                     undo(peer, reply)
                 raise
 
     @contextlib.contextmanager
-    def _in_service_now(self) -> Iterator[tuple[Handler | None, Undo | None]]:
-        """The handlers of one call, for whose end, with its reply, `serve(None)` waits."""
-        with self._served:
-            self._in_service += 1
+    def _counted_call(self) -> Iterator[tuple[Handler | None, Undo | None]]:
+        """The handlers of one call; `set_handler(None)` waits for the end of this block."""
+        with self._calls_changed:
+            self._calls += 1
             handlers = self._handler, self._undo
         try:
             yield handlers
         finally:
-            with self._served:
-                self._in_service -= 1
-                self._served.notify_all()
+            with self._calls_changed:
+                self._calls -= 1
+                self._calls_changed.notify_all()
+
+    def _mapped(self, connection: Connection, fd: int, nbytes: int) -> Tensor:
+        if not self._share_memory:
+            raise HandshakeError("the other end says that its weights are in memory that we do not share")
+        return connection.memory.map(fd, nbytes)
+
+    def _is_other_layout(self, header: Header) -> bool:
+        return bool(header.layout and self._owner.layout and header.layout != self._owner.layout)
+
+
+def receive_payload(owner: Transport, connection: Connection, buffer: Tensor, header: Header) -> None:
+    """Receive what a header has announced, and count it. Raises RefusedError if it was altered on the way."""
+    try:
+        connection.receive_into(buffer, header)
+    except RefusedError as error:
+        owner.refused.count(error.reason, f"a message of learner {connection.peer.rank}")
+        raise
+    owner.traffic.received(buffer.nbytes)

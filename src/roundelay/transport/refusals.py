@@ -1,4 +1,4 @@
-"""What a learner did not accept from others: counted, and logged so that a flood of it cannot fill a disk."""
+"""What a learner did not accept from its peers: counted, and logged at a limited rate so that a flood cannot fill a disk."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Refusals:
     Counter({'checksum': 1})
     """
 
-    def __init__(self, who: str) -> None:
-        self._who = who
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._said: dict[str, tuple[float, int]] = {}  # when there was a line about it, and the count then
+        self._said: dict[str, tuple[float, int]] = {}  # time of the last log line, and the count then
 
     def count(self, reason: str, what: str) -> None:
-        """Something was refused."""
+        """Count something that was refused, and log it unless the last line is too recent."""
         with self._lock:
             self.counts[reason] += 1
             last, before = self._said.get(reason, (-LINE_EVERY_S, 0))
@@ -37,4 +37,4 @@ class Refusals:
                 return
             self._said[reason] = now, count
         more = f" ({count - before} times since the last such line)" if count > before + 1 else ""
-        log.warning("%s refused %s: %s%s", self._who, what, reason, more)
+        log.warning("%s refused %s: %s%s", self._owner, what, reason, more)

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from roundelay.clock import VirtualClock
 from roundelay.errors import PeerLostError, RefusedError, RoundelayError
-from roundelay.transport.base import GAVE_UP, LEFT, Handler, Request, Transport, Undo
-from roundelay.transport.heartbeats import QUIET_S, SILENCE_S, SILENT
-
-REFUSED = "it serves no more calls"
+from roundelay.transport.base import GAVE_UP, LEFT, NO_CALLS, Address, Handler, Request, Transport, Undo
+from roundelay.transport.heartbeats import LOST_AFTER_S, NO_HEARTBEAT, SILENT_AFTER_S
 
 Collective = tuple[tuple[int, ...], int]
 
@@ -43,32 +41,32 @@ class SimulatedNetwork:
         self.clock.call_later(at - self.clock.now(), lambda: self.lose(rank, "its process ended"))
 
     def cut(self, a: int, b: int, at: float) -> None:
-        """Nothing passes between `a` and `b` from time `at`; both notice once heartbeats are missing."""
+        """Nothing passes between `a` and `b` from time `at`; both notice when heartbeats are missing."""
         now = self.clock.now()
         self.clock.call_later(at - now, lambda: self._cut.add(frozenset((a, b))))
-        reason = SILENT
-        self.clock.call_later(at - now + QUIET_S, lambda: self._tell_quiet(a, b))
-        self.clock.call_later(at - now + SILENCE_S, lambda: self.transports[a].lose(b, reason))
-        self.clock.call_later(at - now + SILENCE_S, lambda: self.transports[b].lose(a, reason))
+        self.clock.call_later(at - now + SILENT_AFTER_S, lambda: self._tell_silent(a, b))
+        self.clock.call_later(at - now + LOST_AFTER_S, lambda: self.transports[a].lose(b, NO_HEARTBEAT))
+        self.clock.call_later(at - now + LOST_AFTER_S, lambda: self.transports[b].lose(a, NO_HEARTBEAT))
 
-    def _tell_quiet(self, a: int, b: int) -> None:
-        quiet = frozenset((a, b)) in self._cut
-        self.transports[a]._tell_quiet(b, quiet=quiet)
-        self.transports[b]._tell_quiet(a, quiet=quiet)
+    def _tell_silent(self, a: int, b: int) -> None:
+        silent = frozenset((a, b)) in self._cut
+        self.transports[a]._tell_silent(b, silent=silent)
+        self.transports[b]._tell_silent(a, silent=silent)
 
     def mend(self, a: int, b: int, at: float) -> None:
-        """The link between `a` and `b` carries again from time `at`, and both find each other anew."""
+        """The link between `a` and `b` works again from time `at`; each admits the other, unless that one has gone."""
 
         def mended() -> None:
             self._cut.discard(frozenset((a, b)))
-            self.transports[a].admit(b)
-            self.transports[b].admit(a)
-            self._tell_quiet(a, b)
+            for one, other in ((a, b), (b, a)):
+                if not self.transports[other].gone:
+                    self.transports[one].admit(other)
+            self._tell_silent(a, b)
 
         self.clock.call_later(at - self.clock.now(), mended)
 
     def add(self) -> SimulatedTransport:
-        """A learner more; the others may call it from now on."""
+        """Add a learner; the others may call it from now on."""
         new = SimulatedTransport(self.size, self)
         for other in self.transports:
             if other.gone:
@@ -78,7 +76,7 @@ class SimulatedNetwork:
         return new
 
     def lose(self, rank: int, reason: str) -> None:
-        """Take `rank` off the network and tell the others; one that has left in order cannot die any more."""
+        """Take `rank` off the network and tell the others. A learner that has left in order cannot die any more."""
         if self.transports[rank].gone:
             return
         self.transports[rank].gone, self.transports[rank].left = True, reason == LEFT
@@ -87,9 +85,9 @@ class SimulatedNetwork:
                 transport.lose(rank, reason)
 
     def deliver(self, sender: int, receiver: int, nbytes: int, action: Callable[[], None]) -> None:
-        """Do `action` at the receiver once the message has arrived, if both ends and the link still stand then.
+        """Run `action` at the receiver when the message arrives, if both ends and the link still work then.
 
-        What a learner had sent before it left in order still arrives.
+        What a learner sent before it left in order still arrives.
         """
         source, target = self.transports[sender], self.transports[receiver]
         source.traffic.sent(receiver, nbytes)
@@ -162,14 +160,20 @@ class SimulatedTransport(Transport):
         self._early: dict[tuple[int, int], Tensor] = {}  # (round, peer): came before we reached that round
         self._handler: Handler | None = None
         self._refusing = False
+        self._failure: BaseException | None = None
+        self._offered: Callable[[], Tensor] | None = None
+        self._waiting_fetches: list[Callable[[Callable[[], Tensor]], None]] = []
         self._waiting_calls: list[Callable[[Handler | None], None]] = []
         self._final: Tensor | None = None
         self._finished: Future[None] | None = None
         self._finishing_with: tuple[int, ...] = ()
 
     def pending(self, peers: tuple[int, ...]) -> Future[Any]:
-        """A future that fails when one of `peers` is lost."""
+        """A future that fails when one of `peers` is lost or `fail` is called."""
         future: Future[Any] = Future()
+        if self._failure is not None:
+            future.set_exception(self._failure)
+            return future
         for peer in peers:
             if peer in self._lost:
                 future.set_exception(PeerLostError(peer, self._lost[peer]))
@@ -179,7 +183,7 @@ class SimulatedTransport(Transport):
         return future
 
     def lose(self, peer: int, reason: str) -> None:
-        """`peer` is gone: fail what depends on it, then tell the listeners."""
+        """Fail what depends on `peer`, then tell the listeners."""
         if peer in self._lost:
             return
         self._lost[peer] = reason
@@ -189,12 +193,58 @@ class SimulatedTransport(Transport):
         self._tell_lost(peer, reason)
         self._check_finished()
 
-    def admit(self, peer: int) -> None:
+    def admit(self, peer: int, address: Address = ("", 0)) -> None:
         """`peer` can be reached again."""
         self._lost.pop(peer, None)
 
+    @property
+    def lost(self) -> dict[int, str]:
+        """The peers that are gone, and why."""
+        return dict(self._lost)
+
+    def fail(self, error: BaseException) -> None:
+        """Fail all that is pending, and the next `check`."""
+        self._failure = self._failure or error
+        for _, future in self._pending:
+            if not future.done():
+                future.set_exception(error)
+
+    def check(self) -> None:
+        """Raise what `fail` was given."""
+        if self._failure is not None:
+            raise self._failure
+
+    def offer(self, state: Callable[[], Tensor]) -> None:
+        """Give `state()` to learners that fetch it, those that have waited first."""
+        self._offered = state
+        waiting, self._waiting_fetches = self._waiting_fetches, []
+        for answer in waiting:
+            answer(state)
+
+    def fetch(self, peer: int) -> Future[Tensor]:
+        """A message of no length there, the state back."""
+        future = self.pending((peer,))
+        target = self.network.transports[peer]
+
+        def replied(state: Tensor) -> None:
+            if not future.done():
+                future.set_result(state)
+
+        def answer(offered: Callable[[], Tensor]) -> None:
+            state = offered().clone()
+            self.network.deliver(peer, self.rank, state.nbytes, lambda: replied(state))
+
+        def asked() -> None:
+            if target._offered is None:
+                target._waiting_fetches.append(answer)
+            else:
+                answer(target._offered)
+
+        self.network.deliver(self.rank, peer, 0, asked)
+        return future
+
     def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:
-        """Send copies now; what has come early for this round is taken from the shelf."""
+        """Send copies now, and take what has already come for this round."""
         future = self.pending(tuple(incoming))
         if future.done():
             return future
@@ -226,7 +276,7 @@ class SimulatedTransport(Transport):
             self._early[round, peer] = payload
 
     def call(self, peer: int, buffer: Tensor, request: Request | None = None) -> Future[Tensor]:
-        """Request there, handler, reply back; a request is its memory, as between learners of one machine."""
+        """The request travels, the handler runs, the reply travels back. A request is read from its memory."""
         future = self.pending((peer,))
         if future.done():
             return future
@@ -245,7 +295,7 @@ class SimulatedTransport(Transport):
         def answer(handler: Handler | None) -> None:
             if handler is None:
                 self._answered.add(future)
-                self.network.deliver(peer, self.rank, 0, lambda: ended(PeerLostError(peer, REFUSED)))
+                self.network.deliver(peer, self.rank, 0, lambda: ended(PeerLostError(peer, NO_CALLS)))
                 return
             try:
                 handler(self.rank, message, message)
@@ -269,7 +319,7 @@ class SimulatedTransport(Transport):
             request(self._handler)
 
     def serve(self, handler: Handler | None, undo: Undo | None = None) -> None:
-        """Answer calls from now on, those that have waited first."""
+        """Answer calls from now on, first those that have waited."""
         self._handler, self._refusing = handler, handler is None
         waiting, self._waiting_calls = self._waiting_calls, []
         for request in waiting:
@@ -280,11 +330,11 @@ class SimulatedTransport(Transport):
         return self.network.gather(self, values, members, None)
 
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
-        """Source's values for all."""
+        """Copy the values of `source` to all."""
         return self.network.gather(self, values, members, source)
 
     def finish(self, final: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """Keep answering until everyone has finished."""
+        """Keep answering until all members have finished."""
         self._final, self._finished, self._finishing_with = final, Future(), members
         for round, peer in list(self._early):
             del self._early[round, peer]
@@ -300,6 +350,6 @@ class SimulatedTransport(Transport):
             self._finished.set_result(None)
 
     def close(self, failure: str = "") -> None:
-        """Leave: peers that still count on us are told."""
+        """Leave; the peers are told."""
         if not self.gone:
             self.network.lose(self.rank, f"{GAVE_UP} ({failure})" if failure else LEFT)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from torch import Tensor
 
 from roundelay.clock import done
-from roundelay.transport.base import Handler, Request, Transport, Undo
+from roundelay.transport.base import Address, Handler, Request, Transport, Undo
 
 
 class SoloTransport(Transport):
-    """No peers: sums are what they are, and there is nobody to call."""
+    """No peers: a sum over one learner is its own values, and there is no peer to call."""
 
     def __init__(self) -> None:
         super().__init__(rank=0, size=1)
+        self._failure: BaseException | None = None
 
     def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:
-        """With nobody."""
+        """Done at once: there is no neighbour."""
         assert not incoming
         return done()
 
@@ -27,19 +28,47 @@ class SoloTransport(Transport):
         raise AssertionError(f"there is no learner {peer} in a world of one")
 
     def serve(self, handler: Handler | None, undo: Undo | None = None) -> None:
-        """Nobody calls."""
+        """There is no peer that could call."""
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """The sum of one."""
+        """The values are the sum already."""
         return done()
 
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
-        """To oneself."""
+        """The values are there already."""
         return done()
 
     def finish(self, final: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """All one of us have finished."""
+        """Done at once."""
         return done()
 
     def close(self, failure: str = "") -> None:
         """Nothing to release."""
+
+    def offer(self, state: Callable[[], Tensor]) -> None:
+        """There is no peer that could fetch it."""
+
+    def fetch(self, peer: int) -> Future[Tensor]:
+        """Never asked for."""
+        raise AssertionError(f"there is no learner {peer} in a world of one")
+
+    def admit(self, peer: int, address: Address) -> None:
+        """Never asked for: the world stays as it is."""
+        raise AssertionError("no learner can join a world of one")
+
+    def lose(self, peer: int, reason: str) -> None:
+        """There is no peer to lose."""
+
+    def fail(self, error: BaseException) -> None:
+        """The next `check` raises it."""
+        self._failure = self._failure or error
+
+    def check(self) -> None:
+        """Raise what `fail` was given."""
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """Empty."""
+        return {}

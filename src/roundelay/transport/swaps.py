@@ -1,4 +1,4 @@
-"""The swaps of one learner: which are posted, what has come in and gone out, and what happens after the last one."""
+"""The swaps of one learner: which rounds are posted, what was received and sent, and what happens after the last one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class _Posted:
 
 
 class SwapBoard:
-    """Pairs what peers push with the round in which we ask for it. Threads that bring a push wait here for that round.
+    """Matches what peers push with our rounds. A thread that receives a push waits here until we post its round.
 
     Args:
-        send_final: (peer, round, weights): answer somebody who still swaps after we have finished.
+        send_final: (peer, round, weights): answers a peer that still swaps after we have finished.
     """
 
     def __init__(self, send_final: Callable[[int, int, Tensor], None]) -> None:
@@ -37,14 +37,14 @@ class SwapBoard:
         self._closed = False
 
     def post(self, round: int, incoming: Mapping[int, Tensor], future: Future[None]) -> None:
-        """We have come to `round`."""
+        """We take part in `round`: fill `incoming`, then complete the future."""
         with self._changed:
             posted = self._posted[round] = _Posted(incoming, future)
             self._changed.notify_all()
         self._complete(round, posted)
 
     def target(self, round: int, peer: int) -> Tensor | None:
-        """Where a push of `peer` belongs; waits until we have come to its round. None: nowhere, we have finished."""
+        """The buffer for a push of `peer`; waits until we post its round. None if we have finished: the push is not needed."""
         with self._changed:
             self._changed.wait_for(lambda: round in self._posted or self._final is not None or self._closed)
             if round in self._posted:
@@ -61,7 +61,7 @@ class SwapBoard:
         return None
 
     def received(self, round: int, peer: int) -> None:
-        """A push has arrived in full."""
+        """A push of `peer` has arrived in full."""
         with self._changed:
             posted = self._posted.get(round)
             if posted is not None:
@@ -70,7 +70,7 @@ class SwapBoard:
             self._complete(round, posted)
 
     def sent(self, round: int, peer: int, error: BaseException | None) -> None:
-        """Our own push has gone out."""
+        """Our own push to `peer` has ended."""
         with self._changed:
             posted = self._posted.get(round)
             if posted is None:
@@ -90,7 +90,7 @@ class SwapBoard:
             posted.future.set_result(None)
 
     def finish(self, final: Tensor, others: set[int]) -> Future[None]:
-        """From now on answer with `final`; the future is done when all others have finished too."""
+        """Answer with `final` from now on; the future is done when all others have finished, too."""
         with self._changed:
             self._final = final
             self._active = others
@@ -99,7 +99,7 @@ class SwapBoard:
         return self._all_finished
 
     def peer_finished(self, peer: int) -> None:
-        """`peer` swaps no more."""
+        """`peer` starts no more swaps."""
         with self._changed:
             self._finished.add(peer)
         self._check()
@@ -112,7 +112,7 @@ class SwapBoard:
                 self._all_finished.set_result(None)
 
     def close(self) -> None:
-        """Let nobody wait here any longer."""
+        """Wake all threads that wait here."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

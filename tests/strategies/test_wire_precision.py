@@ -1,4 +1,4 @@
-"""How AD-PSGD's weights travel over sockets: in half precision, rounded once for both ends."""
+"""How AD-PSGD's weights travel over sockets: as they are, or in a shorter dtype, rounded once for both ends."""
 
 import threading
 
@@ -10,8 +10,9 @@ from loopback import PATIENCE_S, loopback, together
 from torch import nn
 
 from roundelay.cluster.membership import Membership
+from roundelay.errors import StrategyError
 from roundelay.learner import Learner
-from roundelay.strategies import ADPSGD, pair_average as live_weights
+from roundelay.strategies import ADPSGD, pair_average
 from roundelay.topology import ring
 from roundelay.transport.solo import SoloTransport
 from roundelay.weights.replica import Replica
@@ -21,10 +22,10 @@ EPSILON = 2.0**-11  # what rounding to float16 may change, of a number
 SMALLEST = 2.0**-24  # float16
 
 
-def attached(values, *, full_precision=False):
-    """A strategy with these float32 weights, and nobody to exchange them with."""
+def attached(values, wire="float16"):
+    """A strategy with these float32 weights, and no peer."""
     module = nn.ParameterList([nn.Parameter(torch.tensor(values, dtype=torch.float32))])
-    strategy = ADPSGD(ring(1), full_precision=full_precision)
+    strategy = ADPSGD(ring(1), wire=wire)
     strategy.attach(Replica(module), SoloTransport(), Membership.of(1))
     return strategy
 
@@ -62,13 +63,13 @@ def meet(first, second, exchanges, **options):
 
 @pytest.mark.parametrize("piece", [2**18, 300])
 def test_an_exchange_is_what_numpy_does_with_float16(piece, monkeypatch):
-    monkeypatch.setattr(live_weights, "PIECE", piece)
+    monkeypatch.setattr(pair_average, "PIECE", piece)
     rng = np.random.default_rng(0)
     s, x = (rng.standard_normal(COUNT).astype(np.float32) for _ in range(2))
     caller, answering = attached(s), attached(x)
     message = packed(caller)
     answering._answer(1, message, message)
-    caller._apply_reply(1, message)
+    caller._apply(1, message)
     d = (s.astype(np.float16).astype(np.float32) - x).astype(np.float16).astype(np.float32)
     np.testing.assert_array_equal(live(answering), x + d / 2)
     np.testing.assert_array_equal(live(caller), s - d / 2)
@@ -78,7 +79,7 @@ def test_an_exchange_is_what_numpy_does_with_float16(piece, monkeypatch):
 def test_what_is_sent_differs_by_half_a_unit_of_float16_at_most(values):
     strategy = attached(values)
     message = packed(strategy)
-    (sent,) = strategy.weights().layout.narrowed().parts_of(message)
+    (sent,) = strategy.weights().layout.narrowed(torch.float16).parts_of(message)
     assert message.nbytes < strategy.weights().storage.nbytes
     error = np.abs(sent.float().numpy() - live(strategy))
     assert (error <= np.maximum(EPSILON * np.abs(live(strategy)), SMALLEST / 2)).all()
@@ -91,9 +92,19 @@ def test_what_does_not_fit_goes_in_full(large):
     assert packed(strategy).nbytes > 4 * COUNT
 
 
-def test_asked_for_full_precision_every_bit_is_sent():
-    strategy = attached(np.linspace(0, 1, COUNT), full_precision=True)
+def test_by_default_every_bit_is_sent():
+    strategy = attached(np.linspace(0, 1, COUNT), wire=None)
     assert torch.equal(packed(strategy), strategy.weights().storage)
+
+
+def test_bfloat16_carries_what_is_too_large_for_float16():
+    strategy = attached([1e30] * COUNT, wire="bfloat16")
+    assert packed(strategy).nbytes < strategy.weights().storage.nbytes
+
+
+def test_another_wire_dtype_is_refused_with_those_that_are_allowed():
+    with pytest.raises(StrategyError, match="wire must be None, 'float16' or 'bfloat16', got 'int8'"):
+        ADPSGD(wire="int8")
 
 
 def test_a_model_that_would_not_be_shorter_is_sent_as_it_is():
@@ -107,24 +118,25 @@ def test_a_reply_in_half_precision_that_nobody_got_is_taken_back():
     before, message = live(answering), packed(caller)
     answering._answer(1, message, message)
     assert not np.array_equal(live(answering), before)
-    answering._take_back(1, message)
+    answering._undo(1, message)
     np.testing.assert_allclose(live(answering), before, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("full_precision", [False, True])
-def test_over_sockets_the_sum_is_conserved_and_the_spread_falls_to_what_rounding_leaves(full_precision):
+@pytest.mark.parametrize("wire", [None, "float16", "bfloat16"])
+def test_over_sockets_the_sum_is_conserved_and_the_spread_falls_to_what_rounding_leaves(wire):
     rng = np.random.default_rng(2)
     first, second = (rng.standard_normal(COUNT).astype(np.float32) for _ in range(2))
-    ends, metrics = meet(first, second, 40, full_precision=full_precision)
+    ends, metrics = meet(first, second, 40, wire=wire)
     np.testing.assert_allclose(ends[0] + ends[1], first + second, rtol=0, atol=2e-6)
-    floor = 1e-6 if full_precision else 2 * EPSILON * np.abs(ends[0] + ends[1]) / 2 + 1e-6
+    rounding = {None: 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[wire]
+    floor = 2 * rounding * np.abs(ends[0] + ends[1]) / 2 + 1e-6
     assert (np.abs(ends[0] - ends[1]) <= floor).all()
     exchanges = sum(each["exchanges_finished"] for each in metrics)
     per_exchange = sum(each["bytes_sent"] for each in metrics) / exchanges
-    assert per_exchange == pytest.approx(2 * COUNT * (4 if full_precision else 2), rel=0.1)
+    assert per_exchange == pytest.approx(2 * COUNT * (2 if wire else 4), rel=0.1)
 
 
 @pytest.mark.parametrize("first", [3e5, 6e4])
 def test_learners_whose_numbers_or_differences_do_not_fit_meet_all_the_same(first):
-    ends, _ = meet(np.full(COUNT, first, np.float32), np.full(COUNT, -6e4, np.float32), 20)
+    ends, _ = meet(np.full(COUNT, first, np.float32), np.full(COUNT, -6e4, np.float32), 20, wire="float16")
     np.testing.assert_allclose(ends, np.full((2, COUNT), (first - 6e4) / 2), rtol=1e-3, atol=1.0)

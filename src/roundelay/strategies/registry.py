@@ -1,0 +1,46 @@
+"""Strategies by name or by `module:Class`, for configurations and the command line."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
+
+from roundelay import plugins
+from roundelay.errors import StrategyError, unknown
+from roundelay.strategies.adpsgd import ADPSGD
+from roundelay.strategies.allreduce import Allreduce
+from roundelay.strategies.base import Strategy
+from roundelay.strategies.delay_by_one import DelayByOne
+from roundelay.strategies.dpsgd import DPSGD
+
+STRATEGIES: dict[str, Callable[..., Strategy]] = {
+    "adpsgd": ADPSGD,
+    "dpsgd": DPSGD,
+    "allreduce": Allreduce,
+    "delay-by-one": DelayByOne,
+    "delay-by-one-gradients": functools.partial(DelayByOne, delayed="gradients"),
+}
+
+
+def strategy_named(name: str, **options: Any) -> Strategy:  # noqa: ANN401  # each strategy has its own
+    """The strategy called `name`, or `module:Class`, with those of the options that it takes.
+
+    Raises StrategyError for an unknown name, or a class that is no Strategy.
+
+    >>> strategy_named("dpsgd", topology="ring", max_lead=4)
+    <roundelay.strategies.dpsgd.DPSGD object at ...>
+    """
+    factory = _from_plugin(name) if plugins.is_path(name) else STRATEGIES.get(name)
+    if factory is None:
+        raise StrategyError(unknown("strategy", name, STRATEGIES) + "; or a class as module:Class")
+    taken = inspect.signature(factory).parameters
+    return factory(**{option: value for option, value in options.items() if option in taken})
+
+
+def _from_plugin(path: str) -> Callable[..., Strategy]:
+    found = plugins.load(path, "strategy", StrategyError)
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        raise StrategyError(f"'{path}' is no strategy; it must be a class derived from roundelay.Strategy")
+    return cast(Callable[..., Strategy], found)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from roundelay.clock import VirtualClock
 from roundelay.errors import RoundelayError
-from roundelay.transport.heartbeats import SILENCE_S
+from roundelay.transport.heartbeats import LOST_AFTER_S
 from roundelay.transport.simulated import SimulatedNetwork, SimulatedTransport
 
 
@@ -129,9 +129,9 @@ class ModelledNetwork(SimulatedNetwork):
         """
         now = self.clock.now()
         self.clock.call_later(at - now, lambda: self._frozen_until.__setitem__(rank, at + for_s))
-        if for_s > SILENCE_S:
-            reason = f"no heartbeat for {SILENCE_S:g} s"
-            self.clock.call_later(at - now + SILENCE_S, lambda: self.lose(rank, reason))
+        if for_s > LOST_AFTER_S:
+            reason = f"no heartbeat for {LOST_AFTER_S:g} s"
+            self.clock.call_later(at - now + LOST_AFTER_S, lambda: self.lose(rank, reason))
 
     def deliver(self, sender: int, receiver: int, nbytes: int, action: Callable[[], None]) -> None:
         """Queue at both ports, then run `action` on arrival, if both learners and the link are still alive."""

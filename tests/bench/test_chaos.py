@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from roundelay.bench.chaos import Fault, balance, check, recovered, samples_used, stalled_s
+from roundelay.bench.chaos import Fault, check, chunks_used, conservation, pace_after, stalled_s
 from roundelay.errors import ConfigError
 from roundelay.training.recipes import resolve, table_of
 
@@ -17,7 +17,7 @@ from roundelay.training.recipes import resolve, table_of
         ("freeze", "1@30:20", Fault(30.0, 1, "freeze", 20.0)),
     ],
 )
-def test_one_grammar_for_all_faults(kind, text, expected):
+def test_all_faults_have_one_grammar(kind, text, expected):
     assert Fault.parsed(kind, text) == expected
 
 
@@ -53,28 +53,28 @@ def test_a_stall_is_the_longest_pause_near_the_loss_beyond_the_usual_one():
     assert stalled_s(rows, at_s=40.0, lost=1) == 0.0
 
 
-def test_recovery_is_the_pace_of_those_who_stay_after_five_seconds_over_theirs_before():
+def test_the_pace_after_a_loss_is_that_of_the_other_learners_over_their_pace_before():
     steady = [float(second) for second in range(1, 30)]
     rows = rows_of(steady) + rows_of(steady[:10], learner=1)
-    assert recovered(rows, at_s=10.0, lost=1) == pytest.approx(1.0)
+    assert pace_after(rows, at_s=10.0, lost=1) == pytest.approx(1.0)
     halved = [*steady[:10], *(10.0 + 2 * n for n in range(1, 10))]
-    assert recovered(rows_of(halved) + rows_of(steady[:10], learner=1), at_s=10.0, lost=1) == pytest.approx(0.5)
-    assert recovered(rows_of(steady[:12]), at_s=10.0, lost=1) is None
+    assert pace_after(rows_of(halved) + rows_of(steady[:10], learner=1), at_s=10.0, lost=1) == pytest.approx(0.5)
+    assert pace_after(rows_of(steady[:12]), at_s=10.0, lost=1) is None
 
 
 def test_chunks_are_counted_over_all_learners(tmp_path):
     (tmp_path / "chunks-0.txt").write_text("0\n1\n2\n")
     (tmp_path / "chunks-1.txt").write_text("2\n5\n")
-    assert samples_used(tmp_path, []) == {"chunks": 6, "once": 3, "more_than_once": 1, "never": 2}
+    assert chunks_used(tmp_path) == {"total": 6, "once": 3, "more_than_once": 1, "never": 2}
 
 
-def test_the_balance_is_zero_where_weights_come_from_updates_only():
+def test_the_imbalance_is_zero_if_weights_come_from_updates_only():
     def row(learner, initial, updates, weights):
         sums = {"sum_initial": initial, "sum_updates": updates, "sum_weights": weights}
         return {"kind": "learner", "learner": learner} | sums
 
     kept = [row(0, 1.0, 2.0, 4.0), row(1, 1.0, 3.0, 3.0)]
-    assert balance(kept)["imbalance"] == 0.0
-    assert balance([*kept, row(2, 1.0, 1.0, 2.5)])["relative"] == pytest.approx(0.5 / 6.0)
-    twice = [row(0, 1.0, 2.0, 3.0), row(0, 5.0, 1.0, 6.0)]  # it came back with other weights
-    assert balance(twice)["imbalance"] == 0.0
+    assert conservation(kept)["imbalance"] == 0.0
+    assert conservation([*kept, row(2, 1.0, 1.0, 2.5)])["relative"] == pytest.approx(0.5 / 6.0)
+    twice = [row(0, 1.0, 2.0, 3.0), row(0, 5.0, 1.0, 6.0)]  # it joined again with other weights
+    assert conservation(twice)["imbalance"] == 0.0

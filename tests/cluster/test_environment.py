@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from roundelay.cluster import environment as launch
+from roundelay.cluster import environment as environment_module
 from roundelay.cluster.environment import World, init
 from roundelay.errors import LaunchError
 from roundelay.transport.solo import SoloTransport
@@ -25,7 +25,7 @@ def test_without_torchrun_this_is_a_world_of_one(environment):
 @pytest.mark.parametrize(
     "given", [{"RANK": "0"}, {"WORLD_SIZE": "4"}, {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}]
 )
-def test_half_an_environment_is_an_error_that_says_what_is_missing(environment, given):
+def test_an_incomplete_environment_is_an_error_that_names_the_missing_variables(environment, given):
     for name, value in given.items():
         environment.setenv(name, value)
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in given]
@@ -33,7 +33,7 @@ def test_half_an_environment_is_an_error_that_says_what_is_missing(environment, 
         init()
 
 
-def test_each_learner_has_its_own_gpu_where_there_are_some(monkeypatch):
+def test_learners_are_spread_over_the_gpus_of_a_machine(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [World(rank, 4, rank, 4).device.index for rank in range(4)] == [0, 1, 0, 1]
@@ -41,8 +41,8 @@ def test_each_learner_has_its_own_gpu_where_there_are_some(monkeypatch):
     assert World(0, 1, 0, 1).device == torch.device("cpu")
 
 
-def test_a_loopback_address_is_told_to_others_only_where_there_is_no_other(monkeypatch):
-    monkeypatch.setattr(launch, "_ANY_HOST", "127.0.0.1")
-    assert launch._address_towards("127.0.0.2") == "127.0.0.1"
-    monkeypatch.setattr(launch, "_ANY_HOST", "255.255.255.255")  # no way there: a broadcast needs permission
-    assert launch._address_towards("127.0.0.2") == "127.0.0.1"
+def test_a_loopback_address_is_used_only_if_there_is_no_other(monkeypatch):
+    monkeypatch.setattr(environment_module, "_ANY_HOST", "127.0.0.1")
+    assert environment_module._address_towards("127.0.0.2") == "127.0.0.1"
+    monkeypatch.setattr(environment_module, "_ANY_HOST", "255.255.255.255")  # no route: a broadcast needs permission
+    assert environment_module._address_towards("127.0.0.2") == "127.0.0.1"

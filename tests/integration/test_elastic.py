@@ -1,4 +1,4 @@
-"""Real processes that die, freeze, come back and join: training goes on, and nothing is lost."""
+"""Real processes die, freeze, come back and join: training goes on, and every chunk is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from roundelay.bench.chaos import Fault, once
+from roundelay.bench.chaos import Fault, run_once
 from roundelay.training.metrics import read_rows
 from roundelay.training.recipes import resolve, table_of
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(PATIENCE_S + 60)
 
 
 def config_of(strategy="adpsgd", learners=4, epochs=30, **keys):
-    """The digits, at a pace that leaves time for faults."""
+    """The digits, slowed down so that there is time for faults."""
     slow = ",".join(f"{learner}:12" for learner in range(learners))
     settings = {"strategy": strategy, "learners": learners, "budget.epochs": epochs, "slow": slow} | keys
     return resolve(table_of("tiny"), [(key, str(value)) for key, value in settings.items()])
@@ -32,24 +32,24 @@ def faults(**kinds):
     return [Fault.parsed(kind, text) for kind, texts in kinds.items() for text in texts]
 
 
-def told(outcome):
+def events_of(outcome):
     return [(event["event"], event["learner"]) for event in outcome["events"]]
 
 
 def assert_nothing_lost(outcome):
     assert outcome["exit_code"] == 0
     assert outcome["finished"]
-    assert outcome["samples"]["never"] == 0
+    assert outcome["chunks"]["never"] == 0
     assert outcome["test"]["accuracy"] > 0.9
 
 
 @pytest.mark.slow
 def test_without_faults_every_chunk_is_used_once_and_the_sum_is_conserved(tmp_path):
-    outcome = once(config_of(epochs=8), (), tmp_path / "run")
+    outcome = run_once(config_of(epochs=8), (), tmp_path / "run")
     assert_nothing_lost(outcome)
     assert outcome["events"] == []
-    assert outcome["samples"]["more_than_once"] == 0
-    assert abs(outcome["balance"]["relative"]) < 1e-5  # rounding of float32
+    assert outcome["chunks"]["more_than_once"] == 0
+    assert abs(outcome["conservation"]["relative"]) < 1e-5  # rounding of float32
 
 
 @pytest.mark.parametrize(
@@ -57,17 +57,17 @@ def test_without_faults_every_chunk_is_used_once_and_the_sum_is_conserved(tmp_pa
     ["dpsgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("allreduce", "delay-by-one", "adpsgd"))],
 )
 def test_survivors_of_a_killed_learner_re_form_and_finish(tmp_path, strategy, capfd):
-    outcome = once(config_of(strategy), faults(kill=["2@1"]), tmp_path / "run")
+    outcome = run_once(config_of(strategy), faults(kill=["2@1"]), tmp_path / "run")
     assert_nothing_lost(outcome)
-    assert told(outcome)[:2] == [("died", 2), ("healed", None)]
+    assert events_of(outcome)[:2] == [("died", 2), ("recovered", None)]
     assert outcome["events"][1]["seconds"] < 5.0
     assert "learner 2 was lost on the way (killed by SIGKILL)" in capfd.readouterr().err
 
 
 def test_a_frozen_learner_is_dropped_and_comes_back_when_it_wakes(tmp_path):
-    outcome = once(config_of(epochs=120), faults(freeze=["1@1:6.5"]), tmp_path / "run")
+    outcome = run_once(config_of(epochs=120), faults(freeze=["1@1:6.5"]), tmp_path / "run")
     assert_nothing_lost(outcome)
-    assert told(outcome)[:4] == [("dropped", 1), ("healed", None), ("joined", 1), ("healed", None)]
+    assert events_of(outcome)[:4] == [("dropped", 1), ("recovered", None), ("joined", 1), ("recovered", None)]
     rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if row.get("learner") == 1]
     back = next(event["elapsed_s"] for event in outcome["events"] if event["event"] == "joined")
     assert any(row["kind"] == "learner" and row["elapsed_s"] > back for row in rows)  # it trains again
@@ -76,24 +76,28 @@ def test_a_frozen_learner_is_dropped_and_comes_back_when_it_wakes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["adpsgd", "dpsgd"])
 def test_a_learner_that_is_started_again_takes_its_place(tmp_path, strategy):
-    outcome = once(config_of(strategy, epochs=150), faults(kill=["2@1"], join=["2@2"]), tmp_path / "run")
+    outcome = run_once(config_of(strategy, epochs=150), faults(kill=["2@1"], join=["2@2"]), tmp_path / "run")
     assert_nothing_lost(outcome)
-    assert [event for event in told(outcome) if event[0] != "healed"] == [("died", 2), ("joined", 2)]
+    assert [event for event in events_of(outcome) if event[0] != "recovered"] == [("died", 2), ("joined", 2)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["adpsgd", "dpsgd"])
 def test_a_super_learner_whose_member_dies_goes_as_a_whole_and_the_others_finish(tmp_path, strategy):
-    outcome = once(config_of(strategy, learners=6, epochs=60, group_size=2), faults(kill=["3@1"]), tmp_path / "run")
+    outcome = run_once(config_of(strategy, learners=6, epochs=60, group_size=2), faults(kill=["3@1"]), tmp_path / "run")
     assert_nothing_lost(outcome)
-    assert sorted(event for event in told(outcome) if event[0] == "died") == [("died", 2), ("died", 3)]
+    assert sorted(event for event in events_of(outcome) if event[0] == "died") == [("died", 2), ("died", 3)]
 
 
 @pytest.mark.slow
 def test_three_of_eight_learners_die(tmp_path):
-    outcome = once(config_of(learners=8, epochs=60), faults(kill=["1@1", "4@2", "6@2"]), tmp_path / "run")
+    outcome = run_once(config_of(learners=8, epochs=60), faults(kill=["1@1", "4@2", "6@2"]), tmp_path / "run")
     assert_nothing_lost(outcome)
-    assert sorted(event for event in told(outcome) if event[0] == "died") == [("died", 1), ("died", 4), ("died", 6)]
+    assert sorted(event for event in events_of(outcome) if event[0] == "died") == [
+        ("died", 1),
+        ("died", 4),
+        ("died", 6),
+    ]
 
 
 @pytest.mark.slow
@@ -111,12 +115,12 @@ def test_whatever_happens_a_run_ends_with_every_chunk_used(tmp_path, seed):
             if draw.random() < 0.5:
                 happening.append(Fault(at + 1.0, victim, "join"))
     strategy = draw.choice(["adpsgd", "adpsgd", "dpsgd"])
-    outcome = once(config_of(strategy, learners, epochs=80), happening, tmp_path / "run")
+    outcome = run_once(config_of(strategy, learners, epochs=80), happening, tmp_path / "run")
     assert_nothing_lost(outcome)
 
 
 def test_with_too_few_learners_left_the_run_is_saved_and_stopped(tmp_path):
-    outcome = once(config_of(learners=3, min_learners=3), faults(kill=["0@1"]), tmp_path / "run")
+    outcome = run_once(config_of(learners=3, min_learners=3), faults(kill=["0@1"]), tmp_path / "run")
     assert outcome["exit_code"] == 1
     assert not outcome["finished"]
     (stopping,) = [event for event in outcome["events"] if event["event"] == "stopping"]

@@ -41,7 +41,7 @@ def rows(path, learners=2):
     sink.close()
 
 
-def test_a_terminal_shows_a_row_per_learner_and_the_way_that_is_left(tmp_path):
+def test_a_terminal_shows_a_row_per_learner_and_the_progress(tmp_path):
     out = io.StringIO()
     path = tmp_path / "metrics.jsonl"
     with Display(path, 2, Console(file=out, force_terminal=True, width=100)) as shown:
@@ -53,8 +53,8 @@ def test_a_terminal_shows_a_row_per_learner_and_the_way_that_is_left(tmp_path):
         assert expected in text
 
 
-def test_elsewhere_there_are_plain_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(display, "PLAIN_EVERY_S", 0.0)
+def test_without_a_terminal_there_are_plain_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(display, "LINE_EVERY_S", 0.0)
     out = io.StringIO()
     path = tmp_path / "metrics.jsonl"
     with Display(path, 2, Console(file=out, width=200)) as shown:

@@ -21,7 +21,7 @@ def test_the_learner_takes_the_steps_that_were_agreed_on_and_no_more(asked_after
     assert taken == max(asked_after, 1) + further
 
 
-def test_a_signal_asks_to_stop():
+def test_a_signal_requests_a_stop():
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         stop = StopRequest(lambda begun: begun)
@@ -35,7 +35,7 @@ def test_a_signal_asks_to_stop():
 
 
 def test_learners_in_step_end_with_the_same_step():
-    """Each has begun another number of steps when it is asked; all end with the furthest."""
+    """Each learner has begun another number of steps when it is asked. All end with the largest number."""
     begun, agreed, limit = [], threading.Barrier(3), {}
 
     def last_step(mine: int) -> int:
@@ -56,11 +56,11 @@ def test_learners_in_step_end_with_the_same_step():
     assert set(limit.values()) == {5}
 
 
-def test_what_goes_wrong_in_agreeing_is_raised_where_steps_begin():
+def test_an_error_while_agreeing_is_raised_by_begin_step():
     def fail(begun: int) -> int:
-        raise ConnectionError("the rendezvous has gone")
+        raise ConnectionError("the rendezvous is gone")
 
     stop = StopRequest(fail)
     stop.request()
-    with pytest.raises(ConnectionError, match="the rendezvous has gone"):
+    with pytest.raises(ConnectionError, match="the rendezvous is gone"):
         stop.begin_step()

@@ -1,4 +1,4 @@
-"""Chaos: a real run whose learners are killed, frozen, slowed and joined by others, beside the same run undisturbed."""
+"""Chaos: a real run with faults, beside the same run without. A fault kills or freezes a learner, or lets one join."""
 
 from __future__ import annotations
 
@@ -19,14 +19,23 @@ from roundelay.training.config import Config
 from roundelay.training.metrics import Row, read_rows
 from roundelay.training.supervisor import Supervisor
 
-EVERY_S = 0.2  # rows of every learner, so that a stall can be seen
-RECOVERED_S = 5.0  # after a loss
+ROW_EVERY_S = 0.2  # how often a learner writes a row of metrics: often enough to see a stall
+RECOVERY_S = 5.0  # this long after a loss the pace is measured again
+NEAR_BEFORE_S, NEAR_AFTER_S = 6.0, 10.0  # a pause this close to a loss counts as a stall
+_LEAST_ELAPSED_S = 0.5  # the pace before that is not steady
 _GRAMMAR = re.compile(r"(\d+)@(\d+(?:\.\d+)?)s?(?::(\d+(?:\.\d+)?)s?)?")
 
 
 @dataclass(frozen=True, order=True)
 class Fault:
-    """What happens to a learner, so many seconds after the first step of the run."""
+    """What happens to a learner.
+
+    Attributes:
+        at_s: seconds after the first row of metrics of the run.
+        learner: its id.
+        kind: kill, freeze or join.
+        duration_s: how long a freeze lasts.
+    """
 
     at_s: float
     learner: int
@@ -35,29 +44,34 @@ class Fault:
 
     @classmethod
     def parsed(cls, kind: str, text: str) -> Fault:
-        """From LEARNER@TIME, or LEARNER@TIME:DURATION for a freeze. Raises ConfigError for anything else.
+        """Parse LEARNER@TIME, or LEARNER@TIME:DURATION for a freeze. Raises ConfigError for anything else.
 
         >>> Fault.parsed("freeze", "1@30s:20s")
         Fault(at_s=30.0, learner=1, kind='freeze', duration_s=20.0)
         """
         match = _GRAMMAR.fullmatch(text)
-        lasting = kind == "freeze"
-        if match is None or (match[3] is None) == lasting:
-            form = "LEARNER@TIME:DURATION, such as 1@30s:20s" if lasting else "LEARNER@TIME, such as 2@20s"
+        lasts = kind == "freeze"
+        if match is None or (match[3] is None) == lasts:
+            form = "LEARNER@TIME:DURATION, such as 1@30s:20s" if lasts else "LEARNER@TIME, such as 2@20s"
             raise ConfigError(f"--{kind} needs {form}, got '{text}'")
-        return cls(float(match[2]), int(match[1]), kind, float(match[3]) if lasting else None)
+        return cls(float(match[2]), int(match[1]), kind, float(match[3]) if lasts else None)
 
 
-class Disturber:
-    """Carries faults out when they are due; to be called a few times a second by the supervisor."""
+class FaultInjector:
+    """Carries out faults when they are due. The supervisor calls it a few times a second.
+
+    Args:
+        faults: in any order.
+        metrics: the metrics file of the run; its first row of a learner starts the clock.
+    """
 
     def __init__(self, faults: Iterable[Fault], metrics: Path) -> None:
         self._left, self._metrics = sorted(faults), metrics
-        self._thaws: list[tuple[float, int]] = []
+        self._frozen: list[tuple[float, int]] = []  # when to wake which learner
         self._began: float | None = None
 
     def __call__(self, supervisor: Supervisor) -> None:
-        """What is due now."""
+        """Carry out what is due now."""
         if self._began is None:
             if not self._metrics.exists() or b'"kind": "learner"' not in self._metrics.read_bytes():
                 return
@@ -65,9 +79,9 @@ class Disturber:
         elapsed = time.monotonic() - self._began
         while self._left and self._left[0].at_s <= elapsed:
             self._carry_out(self._left.pop(0), supervisor)
-        for thaw in [thaw for thaw in self._thaws if thaw[0] <= elapsed]:
-            self._thaws.remove(thaw)
-            supervisor.send(thaw[1], signal.SIGCONT)
+        for frozen in [frozen for frozen in self._frozen if frozen[0] <= elapsed]:
+            self._frozen.remove(frozen)
+            supervisor.send(frozen[1], signal.SIGCONT)
 
     def _carry_out(self, fault: Fault, supervisor: Supervisor) -> None:
         if fault.kind == "join":
@@ -77,53 +91,56 @@ class Disturber:
         else:
             assert fault.duration_s is not None
             supervisor.send(fault.learner, signal.SIGSTOP)
-            self._thaws.append((fault.at_s + fault.duration_s, fault.learner))
+            self._frozen.append((fault.at_s + fault.duration_s, fault.learner))
 
 
 def check(config: Config, faults: Sequence[Fault]) -> None:
-    """Raise ConfigError for faults that cannot happen."""
+    """Raise ConfigError for a fault of a learner that does not exist, or a join to a super-learner."""
     joining = {fault.learner for fault in faults if fault.kind == "join"}
     for fault in faults:
         if fault.kind != "join" and fault.learner >= config.learners and fault.learner not in joining:
             raise ConfigError(
-                f"--{fault.kind} {fault.learner}@...: the learners are 0 to {config.learners - 1} and those that join"
+                f"--{fault.kind} {fault.learner}@...: the learners are 0 to {config.learners - 1} and those of --join"
             )
         if fault.kind == "join" and config.group_size != 1:
             raise ConfigError("--join: a learner cannot join a super-learner; use group_size=1")
 
 
 def run(config: Config, faults: Sequence[Fault], folder: Path) -> dict[str, Any]:
-    """Train undisturbed, then with faults; what they have cost."""
+    """Train without faults, then with faults; returns the outcome of both."""
     check(config, faults)
-    undisturbed = once(config, (), folder / "undisturbed")
-    disturbed = once(config, faults, folder / "disturbed")
+    undisturbed = run_once(config, (), folder / "undisturbed")
+    disturbed = run_once(config, faults, folder / "disturbed")
     return {"faults": [str(fault) for fault in faults], "undisturbed": undisturbed, "disturbed": disturbed}
 
 
-def once(config: Config, faults: Sequence[Fault], folder: Path) -> dict[str, Any]:
-    """Train with these faults; data are drawn from the shared cursor, so that what a lost learner leaves is not lost."""
-    audited = replace(config.metrics, every_s=EVERY_S, audit=True)
+def run_once(config: Config, faults: Sequence[Fault], folder: Path) -> dict[str, Any]:
+    """Train with these faults, and return the outcome.
+
+    Sharding is dynamic, so that other learners take over the samples of a lost one. The run writes an audit.
+    """
+    audited = replace(config.metrics, every_s=ROW_EVERY_S, audit=True)
     config = replace(config, metrics=audited, data=replace(config.data, sharding="dynamic"))
     run_directory.begin(folder, config, "roundelay chaos")
     metrics = folder / run_directory.METRICS
-    code = Supervisor(config, folder, meanwhile=Disturber(faults, metrics)).run()
-    return {"exit_code": code} | account(folder)
+    code = Supervisor(config, folder, meanwhile=FaultInjector(faults, metrics)).run()
+    return {"exit_code": code} | outcome(folder)
 
 
-def account(folder: Path) -> dict[str, Any]:
-    """What a run with an audit says about itself."""
+def outcome(folder: Path) -> dict[str, Any]:
+    """The results, events, use of samples and conservation of weights of a run that has written an audit."""
     rows = list(read_rows(folder / run_directory.METRICS))
     events = [row for row in rows if row["kind"] == "event"]
     results = folder / run_directory.RESULTS
-    told = json.loads(results.read_text()) if results.exists() else {}
+    figures = json.loads(results.read_text()) if results.exists() else {}
     return {
-        "finished": bool(told),
-        "elapsed_s": told.get("elapsed_s"),
-        "valid": told.get("valid"),
-        "test": told.get("test"),
+        "finished": bool(figures),
+        "elapsed_s": figures.get("elapsed_s"),
+        "valid": figures.get("valid"),
+        "test": figures.get("test"),
         "events": [_event(event, rows) for event in events],
-        "samples": samples_used(folder, rows),
-        "balance": balance(rows),
+        "chunks": chunks_used(folder),
+        "conservation": conservation(rows),
     }
 
 
@@ -133,19 +150,22 @@ def _event(event: Row, rows: Sequence[Row]) -> dict[str, Any]:
     }
     if event["event"] in ("died", "dropped"):
         kept["stalled_s"] = round(stalled_s(rows, event["elapsed_s"], event["learner"]), 2)
-        kept["recovered"] = recovered(rows, event["elapsed_s"], event["learner"])
+        kept["pace_after"] = pace_after(rows, event["elapsed_s"], event["learner"])
     return kept
 
 
-def recovered(rows: Sequence[Row], at_s: float, lost: int) -> float | None:
-    """Steps a second of those who stay, from five seconds after a loss on, over theirs before it; None: not known."""
+def pace_after(rows: Sequence[Row], at_s: float, lost: int) -> float | None:
+    """Steps per second of the other learners after a loss at `at_s`, divided by theirs before it.
+
+    "After" is from `RECOVERY_S` after the loss on. None if the rows do not show it.
+    """
     before = after = 0.0
     for learner in {row["learner"] for row in rows if row["kind"] == "learner"} - {lost}:
         points = [
             (row["elapsed_s"], row["steps"]) for row in rows if row["kind"] == "learner" and row["learner"] == learner
         ]
-        earlier, later = _pace(points, 0.5, at_s), _pace(points, at_s + RECOVERED_S, at_s + 2 * RECOVERED_S)
-        if earlier is not None and later is not None:  # who has joined or left meanwhile says nothing
+        earlier, later = _pace(points, _LEAST_ELAPSED_S, at_s), _pace(points, at_s + RECOVERY_S, at_s + 2 * RECOVERY_S)
+        if earlier is not None and later is not None:  # a learner that joined or left meanwhile has no ratio
             before, after = before + earlier, after + later
     return round(after / before, 3) if before else None
 
@@ -157,19 +177,19 @@ def _pace(points: Sequence[tuple[float, int]], begin_s: float, end_s: float) -> 
     return (within[-1][1] - within[0][1]) / (within[-1][0] - within[0][0])
 
 
-def stalled_s(rows: Sequence[Row], at_s: float, lost: int, horizon_s: float = 10.0) -> float:
-    """The longest time around a loss in which one of the others wrote no new step, beyond what it usually takes."""
+def stalled_s(rows: Sequence[Row], at_s: float, lost: int) -> float:
+    """The longest pause between steps of one of the other learners near a loss, minus its usual pause."""
     longest = 0.0
     for learner in {row["learner"] for row in rows if row["kind"] == "learner"} - {lost}:
-        times = _times_of_steps(rows, learner)
+        times = _step_times(rows, learner)
         gaps = [(after - before, before, after) for before, after in itertools.pairwise(times)]
         usual = sorted(gap for gap, *_ in gaps)[len(gaps) // 2] if gaps else 0.0
-        near = [gap for gap, before, after in gaps if after > at_s - 6.0 and before < at_s + horizon_s]
+        near = [gap for gap, before, after in gaps if after > at_s - NEAR_BEFORE_S and before < at_s + NEAR_AFTER_S]
         longest = max(longest, max(near, default=0.0) - usual)
     return longest
 
 
-def _times_of_steps(rows: Sequence[Row], learner: int) -> list[float]:
+def _step_times(rows: Sequence[Row], learner: int) -> list[float]:
     times, steps = [], -1
     for row in rows:
         if row["kind"] == "learner" and row["learner"] == learner and row["steps"] != steps:
@@ -178,25 +198,25 @@ def _times_of_steps(rows: Sequence[Row], learner: int) -> list[float]:
     return times
 
 
-def samples_used(folder: Path, rows: Sequence[Row]) -> dict[str, int]:
-    """Chunks of the run by how often they were used."""
+def chunks_used(folder: Path) -> dict[str, int]:
+    """How many chunks of the run were used once, more than once and never."""
     used: Counter[int] = Counter()
     for path in folder.glob("chunks-*.txt"):
         used.update(int(line) for line in path.read_text().split())
     often = Counter(used.values())
     total = max(used, default=-1) + 1
-    return {"chunks": total, "once": often[1], "more_than_once": len(used) - often[1], "never": total - len(used)}
+    return {"total": total, "once": often[1], "more_than_once": len(used) - often[1], "never": total - len(used)}
 
 
-def balance(rows: Sequence[Row]) -> dict[str, float]:
-    """Sum of weights - sum of beginnings - sum of updates, over all learners: zero but for rounding if nothing was lost.
+def conservation(rows: Sequence[Row]) -> dict[str, float]:
+    """Sum of weights - sum of initial weights - sum of updates, over all learners. Averaging keeps it zero, up to rounding.
 
-    Of a learner that died the last row is what is known, some steps before its end; that bounds nothing exactly.
+    For a learner that died the last row counts. That row is some steps old, so the imbalance is then only an estimate.
     """
     last: dict[tuple[int, float], Row] = {}
     for row in rows:
         if row["kind"] == "learner" and "sum_weights" in row:
-            last[row["learner"], row["sum_initial"]] = row  # who comes back begins anew
+            last[row["learner"], row["sum_initial"]] = row  # a learner that joins again has new initial weights
     imbalance = sum(row["sum_weights"] - row["sum_initial"] - row["sum_updates"] for row in last.values())
     moved = sum(abs(row["sum_updates"]) for row in last.values())
     return {"imbalance": imbalance, "moved": moved, "relative": imbalance / moved if moved else 0.0}

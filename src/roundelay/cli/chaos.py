@@ -1,4 +1,4 @@
-"""`roundelay chaos`: a real run whose learners die, freeze, are slow and are joined, beside the same run undisturbed."""
+"""`roundelay chaos`: a real run whose learners are killed, frozen and joined by others, beside the same run without faults."""
 
 from __future__ import annotations
 
@@ -18,15 +18,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("recipe", metavar="RECIPE", help="as for `roundelay train`")
     add_configuration(parser)
     repeated: dict[str, Any] = {"action": "append", "default": []}
-    add("--kill", metavar="LEARNER@TIME", **repeated, help="kill a learner so many seconds after the first step")
-    add("--freeze", metavar="LEARNER@TIME:DURATION", **repeated, help="stop a learner for a while")
-    add("--join", metavar="LEARNER@TIME", **repeated, help="start a learner more, or one again that was killed")
+    add("--kill", metavar="LEARNER@TIME", **repeated, help="kill a learner this many seconds after the first step")
+    add(
+        "--freeze",
+        metavar="LEARNER@TIME:DURATION",
+        **repeated,
+        help="freeze a learner at this time, for this many seconds",
+    )
+    add("--join", metavar="LEARNER@TIME", **repeated, help="start another learner, or restart one that was killed")
     add("--out", type=Path, metavar="DIR", help="keep both runs here (default: runs/chaos-RECIPE-DATE-TIME)")
     add("--json", action="store_true", help="print everything as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Both runs, and what the faults have cost."""
+    """Train twice, and print what the faults have cost."""
     from roundelay.bench import chaos
     from roundelay.training import recipes
 
@@ -44,12 +49,12 @@ def run(args: argparse.Namespace) -> int:
 def _print(result: dict[str, Any], folder: Path) -> None:
     disturbed, undisturbed = result["disturbed"], result["undisturbed"]
     for event in disturbed["events"]:
-        who = "" if event["learner"] is None else f" learner {event['learner']}"
-        stalled = f"; the others stood still for {event['stalled_s']:.1f} s" if "stalled_s" in event else ""
-        if event.get("recovered") is not None:
-            stalled += f", then had {event['recovered']:.0%} of their pace"
+        learner = "" if event["learner"] is None else f" learner {event['learner']}"
+        stalled = f"; the others stalled for {event['stalled_s']:.1f} s" if "stalled_s" in event else ""
+        if event.get("pace_after") is not None:
+            stalled += f", then had {event['pace_after']:.0%} of their pace"
         seconds = f" within {event['seconds']:.2f} s" if "seconds" in event else ""
-        print(f"{event['elapsed_s']:8.1f} s  {event['event']}{who}{seconds}{stalled}  {event['reason']}")
+        print(f"{event['elapsed_s']:8.1f} s  {event['event']}{learner}{seconds}{stalled}  {event['reason']}")
     print(f"{'':24}{'undisturbed':>14}{'with faults':>14}")
     for name, value in _figures(undisturbed).items():
         print(f"{name:24}{value:>14}{_figures(disturbed)[name]:>14}")
@@ -57,14 +62,14 @@ def _print(result: dict[str, Any], folder: Path) -> None:
 
 
 def _figures(outcome: dict[str, Any]) -> dict[str, str]:
-    samples = outcome["samples"]
+    chunks = outcome["chunks"]
     losses = {f"{split} loss": (outcome[split] or {}).get("loss") for split in ("valid", "test")}
     return {
         "finished": "yes" if outcome["finished"] else "no",
         "seconds": "-" if outcome["elapsed_s"] is None else f"{outcome['elapsed_s']:.1f}",
         **{name: "-" if loss is None else f"{loss:.4f}" for name, loss in losses.items()},
-        "chunks used once": f"{samples['once']:,}",
-        "more than once": f"{samples['more_than_once']:,}",
-        "never": f"{samples['never']:,}",
-        "imbalance of the sum": f"{outcome['balance']['relative']:.1e}",
+        "chunks used once": f"{chunks['once']:,}",
+        "chunks used more often": f"{chunks['more_than_once']:,}",
+        "chunks never used": f"{chunks['never']:,}",
+        "imbalance of the sum": f"{outcome['conservation']['relative']:.1e}",
     }

@@ -1,4 +1,4 @@
-"""Watching a run: a live table on a terminal, plain lines elsewhere. It only reads what learners write."""
+"""The progress of a run: a live table on a terminal, plain lines elsewhere. It reads the metrics that learners write."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from rich.text import Text
 
 from roundelay.training.metrics import Row
 
-PLAIN_EVERY_S = 10.0
-MOST_ROWS = 32
+LINE_EVERY_S = 10.0  # between two lines when the output is no terminal
+MOST_ROWS = 32  # of more learners the table shows every second, third ... one
 _COLUMNS = ("learner", "steps", "samples/s", "loss", "staleness", "spread", "exch./step", "waits")
 
 
 class Display:
-    """Follows the metrics of a run; `update` is called a few times a second.
+    """Shows the metrics of a run from construction on. The caller calls `update` a few times a second.
 
     Args:
-        path: the metrics file; rows that are there already belong to an earlier part of the run.
-        learners: how many.
-        console: where to.
+        path: the metrics file; rows that it has already belong to an earlier part of the run and are not shown.
+        learners: number of learners that begin the run.
+        console: by default standard error.
+
+    Attributes:
+        elapsed_s: duration of the run so far.
+        samples_seen: samples that all learners have used so far.
     """
 
     def __init__(self, path: Path, learners: int, console: Console | None = None) -> None:
@@ -38,7 +42,7 @@ class Display:
         self._gone: dict[int, str] = {}
         self._learners = learners
         self._evaluation = ""
-        self.elapsed_s, self.samples_seen = 0.0, 0  # how far the run is
+        self.elapsed_s, self.samples_seen = 0.0, 0
         self._last_line = time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -62,28 +66,28 @@ class Display:
             self._live.stop()
 
     def say(self, sentence: str) -> None:
-        """A line above the table."""
+        """Print a line above the table."""
         self._console.print(sentence, markup=False, soft_wrap=True)
 
     def gone(self, learner: int, how: str) -> None:
-        """A learner that is no more."""
+        """Show that a learner was lost, and how, until it writes a row again."""
         self._gone[learner] = how
 
     def update(self) -> None:
-        """Read what is new, and show it."""
+        """Read the new rows, and show them."""
         for row in self._new_rows():
             self.elapsed_s = max(self.elapsed_s, row.get("elapsed_s", 0.0))
             self.samples_seen = max(self.samples_seen, row.get("samples_seen", 0))
             if row["kind"] == "learner":
                 self._rows[row["learner"]] = row
-                self._gone.pop(row["learner"], None)  # it has come back
+                self._gone.pop(row["learner"], None)
                 epochs = f"{row['samples_seen']:,} of {row['total']:,} samples"
                 self._progress.update(self._bar, completed=row["samples_seen"], total=row["total"], description=epochs)
             elif row["kind"] == "evaluation":
                 self._evaluation = _evaluation_text(row)
                 if not self._console.is_terminal:
                     self.say(self._evaluation)
-        if not self._console.is_terminal and self._rows and time.monotonic() - self._last_line >= PLAIN_EVERY_S:
+        if not self._console.is_terminal and self._rows and time.monotonic() - self._last_line >= LINE_EVERY_S:
             self._last_line = time.monotonic()
             self.say(self._line())
 

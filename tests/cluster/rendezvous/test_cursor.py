@@ -16,14 +16,14 @@ def test_every_number_that_was_not_used_is_given_once(total, used, order):
     for group in order:
         number = cursor.draw(group, asked[group])
         if number is not None:
-            assert cursor.draw(group, asked[group]) == number  # whoever asks again hears the same
+            assert cursor.draw(group, asked[group]) == number  # asked again, the answer is the same
             asked[group] += 1
             given_numbers.append(number)
     assert given_numbers == sorted(set(range(total)) - used)
 
 
 @given(total=st.integers(1, 30), events=st.lists(st.tuples(st.integers(0, 2), st.sampled_from("ddddx")), max_size=80))
-def test_whoever_is_lost_every_number_is_done_at_least_once_and_twice_only_if_it_was_under_way(total, events):
+def test_every_number_is_done_and_only_unfinished_numbers_of_lost_groups_are_done_twice(total, events):
     cursor, asked, done, lost = Cursor(total), [0] * 3, [], []
 
     def draw(group):
@@ -40,14 +40,14 @@ def test_whoever_is_lost_every_number_is_done_at_least_once_and_twice_only_if_it
             lost += cursor.give_back(group)
             asked[group] = 0
     index = 0
-    while (number := cursor.draw(9, index)) is not None:  # somebody who joined late does the rest
+    while (number := cursor.draw(9, index)) is not None:  # a group that joined late does the rest
         done.append(number)
         index += 1
     assert set(done) == set(range(total))
     assert sorted(done) == sorted([*range(total), *lost])
 
 
-def test_what_is_under_way_is_outstanding_until_it_is_done_or_given_back():
+def test_a_drawn_number_is_outstanding_until_it_is_done_or_given_back():
     cursor = Cursor(2)
     assert not cursor.outstanding
     cursor.draw(0, 0)

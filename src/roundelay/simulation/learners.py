@@ -46,7 +46,7 @@ class VirtualLearner:
         membership = self.membership or Membership.of(self.transport.size)
         self.strategy.attach(Replica(self.module), self.transport, membership)
         self.transport.on_lost(self.strategy.peer_lost)
-        self.transport.on_quiet(self.strategy.unheard)
+        self.transport.on_silent(self.strategy.peer_silent)
         for step in itertools.count() if steps is None else range(steps):
             self.gradient(step)
             yield self.compute_s(step)

@@ -1,4 +1,4 @@
-"""What users may rely on, spelled out: growth is a decision, taken here."""
+"""The public names: exports, commands and options. A new name is a decision that is made here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import roundelay
-from roundelay.cli import COMMANDS, build_parser
+from roundelay.cli import COMMANDS, all_commands, build_parser
 
 NAMES = [
     "ADPSGD",
@@ -55,6 +55,7 @@ CONFIGURATION = [
     "--data",
     "--set",
 ]
+THROUGHPUT = ["--learners", "--parameters", "--compute", "--seconds", "--repetitions", "--plot"]
 FLAGS = {
     "train": [
         "RECIPE",
@@ -71,8 +72,6 @@ FLAGS = {
         "--show-config",
     ],
     "evaluate": ["RUN", "--split", "--corpus", "--json"],
-    "transcribe": ["RUN", "FILE", "--json"],
-    "align": ["RUN", "--corpus", "--out"],
     "report": ["RUN", "--out"],
     "topology": ["NAME", "--learners", "--seed", "--degree", "--draw", "--plot", "--json"],
     "advise": [
@@ -87,17 +86,9 @@ FLAGS = {
         "--group-bandwidth",
         "--json",
     ],
-    "bench": [
-        "WHAT",
-        "--slow",
-        "--learners",
-        "--parameters",
-        "--compute",
-        "--seconds",
-        "--repetitions",
-        "--plot",
-        "--json",
-    ],
+    "bench throughput": [*THROUGHPUT, "--json"],
+    "bench stragglers": [*THROUGHPUT, "--slow", "--json"],
+    "bench overhead": ["--learners", "--seconds", "--json"],
     "chaos": ["RECIPE", *CONFIGURATION, "--kill", "--freeze", "--join", "--out", "--json"],
     "rendezvous": ["--port", "--host", "--secret-file", "--tls", "--open-collectives"],
     "simulate": [
@@ -126,7 +117,7 @@ FLAGS = {
         "--plot",
         "--json",
     ],
-    "corpus": [
+    "speech corpus": [
         "KIND",
         "DIR",
         "--data",
@@ -140,6 +131,8 @@ FLAGS = {
         "--quick",
         "--json",
     ],
+    "speech transcribe": ["RUN", "FILE", "--json"],
+    "speech align": ["RUN", "--corpus", "--out"],
     "reproduce": ["CLAIM", "--seeds", "--out", "--json"],
 }
 
@@ -154,12 +147,12 @@ def test_every_exported_name_exists_and_is_documented(name):
     assert getattr(roundelay, name).__doc__
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error():
+def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'roundelay' has no attribute 'rnig'"):
         _ = roundelay.rnig
 
 
-def test_type_checkers_are_told_the_same_names_from_the_same_places():
+def test_the_stub_for_type_checkers_has_the_same_names_from_the_same_modules():
     stub = ast.parse(Path(roundelay.__file__).with_suffix(".pyi").read_text())
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     told = {alias.asname: node.module for node in imports for alias in node.names}
@@ -167,20 +160,7 @@ def test_type_checkers_are_told_the_same_names_from_the_same_places():
     assert all(alias.name == alias.asname for node in imports for alias in node.names)
 
 
-def commands(parser: argparse.ArgumentParser, name: str = "") -> dict[str, argparse.ArgumentParser]:
-    """Parsers by their names: "train", and for a command with sub-commands "bench throughput" and so on."""
-    subs = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not subs:
-        return {name: parser}
-    return {
-        path: leaf
-        for sub in subs
-        for word, inner in sub.choices.items()
-        for path, leaf in commands(inner, f"{name} {word}".strip()).items()
-    }
-
-
-PARSERS = commands(build_parser())
+PARSERS = all_commands(build_parser())
 
 
 def test_the_commands():

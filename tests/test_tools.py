@@ -1,13 +1,16 @@
-"""What the documentation does while it is built."""
+"""The hooks of MkDocs expand pages as their module says."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from roundelay.cli import COMMANDS
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
@@ -30,7 +33,7 @@ def test_formulas_become_mathml(hooks):
     assert 'display="block"' in hooks.on_page_content('<div class="arithmatex">\\[x^2\\]</div>')
 
 
-def test_a_command_shows_what_it_prints(hooks):
+def test_a_command_is_shown_with_its_output(hooks):
     page = hooks.on_page_markdown("before\n<!-- run: roundelay topology ring --learners 16 -->\nafter")
     assert "```console\n$ roundelay topology ring --learners 16\nring, 16 learners\n" in page
     assert "0.05075" in page
@@ -42,7 +45,14 @@ def test_a_command_that_fails_breaks_the_build(hooks, capsys):
     assert "did you mean 'ring'" in capsys.readouterr().err
 
 
-def test_included_files_have_their_links_as_seen_from_docs(hooks):
+def test_the_command_reference_has_every_command(hooks):
+    page = hooks.on_page_markdown("<!-- commands -->")
+    for command in COMMANDS:
+        assert re.search(rf"^## {command}", page, re.MULTILINE)
+    assert "usage: roundelay bench throughput" in page
+
+
+def test_links_of_included_files_work_from_docs(hooks):
     page = hooks.on_page_markdown("<!-- include: CONTRIBUTING.md -->")
     assert "](concepts.md)" in page
     assert "](architecture.md)" in page

@@ -1,4 +1,4 @@
-"""Shows the doctests of our docstrings as code; without this, Markdown would take `>>>` for a quotation."""
+"""Shows doctests in docstrings as code. Without this, Markdown would read `>>>` as a quotation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
 class Doctests(griffe.Extension):
-    """Fences every paragraph that begins with `>>>`."""
+    """Puts every paragraph that begins with `>>>` into a code block."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:  # noqa: ANN401 - griffe passes its loader too
-        """Change the docstring before it is rendered."""
+        """Change a docstring before it is rendered."""
         if obj.docstring:
             obj.docstring.value = DOCTEST.sub(r"```python\n\g<0>\n```", obj.docstring.value)

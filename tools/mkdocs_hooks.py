@@ -1,9 +1,10 @@
-"""What the documentation does while it is built: formulas become MathML, and commands show what they print today.
+"""Hooks of MkDocs: formulas become MathML, and pages show what commands print at build time.
 
-* `$...$` and `$$...$$`, in pages as in docstrings, become MathML: no script, no network, nothing to load.
+* `$...$` and `$$...$$`, in pages and in docstrings, become MathML, so the site needs no script for them.
 * A line `<!-- run: roundelay topology ring --learners 16 -->` becomes the command with its output, so that no figure on
-  the site can grow stale; a command that fails breaks the build.
-* A line `<!-- include: CHANGELOG.md -->` becomes that file, with its links as they are seen from docs/.
+  the site is out of date. A command that fails breaks the build.
+* A line `<!-- commands -->` becomes the help of every command.
+* A line `<!-- include: CHANGELOG.md -->` becomes that file, with its links changed to work from docs/.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from unittest import mock
 
 from latex2mathml.converter import convert
 
-from roundelay.cli import main
+from roundelay.cli import all_commands, build_parser, main
 
 ROOT = Path(__file__).parents[1]
 INCLUDE = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
+COMMANDS = re.compile(r"^<!-- commands -->$", re.MULTILINE)
 RUN = re.compile(r"^<!-- run: roundelay (.*) -->$", re.MULTILINE)
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
@@ -31,13 +33,14 @@ WIDTH = {"COLUMNS": "78", "NO_COLOR": "1"}
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - MkDocs passes page, config and files
-    """Include files and run the commands of a page."""
+    """Expand the lines `include`, `commands` and `run` of a page."""
     markdown = INCLUDE.sub(lambda found: _included(ROOT / found[1]), markdown)
+    markdown = COMMANDS.sub(lambda found: _help(), markdown)
     return RUN.sub(lambda found: _console(found[1]), markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:  # noqa: ANN401
-    """Make MathML of the formulas of a page."""
+    """Replace the formulas of a page by MathML."""
     content = DISPLAY.sub(lambda found: _mathml(found[1], "block"), content)
     return INLINE.sub(lambda found: _mathml(found[1], "inline"), content)
 
@@ -49,6 +52,14 @@ def _included(path: Path) -> str:
 
 def _mathml(latex: str, display: str) -> str:
     return str(convert(html.unescape(latex).strip(), display=display))
+
+
+def _help() -> str:
+    with mock.patch.dict(os.environ, WIDTH):
+        return "\n".join(
+            f"## {name}\n\n```text\n{parser.format_help().rstrip()}\n```\n"
+            for name, parser in all_commands(build_parser()).items()
+        )
 
 
 def _console(words: str) -> str:

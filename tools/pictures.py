@@ -1,4 +1,4 @@
-"""Draw the pictures of README and docs again, each with the command that a reader would type."""
+"""Draws the pictures of README and docs again, each with the command of the page that shows it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ COMMANDS = {
 
 STRATEGIES = {
     "allreduce": roundelay.Allreduce,
-    "dpsgd": lambda: roundelay.DPSGD(roundelay.random_ring(4)),
-    "adpsgd": lambda: roundelay.ADPSGD(roundelay.random_ring(4)),
+    "dpsgd": lambda: roundelay.DPSGD("random-ring"),
+    "adpsgd": lambda: roundelay.ADPSGD("random-ring"),
     "delay-by-one": roundelay.DelayByOne,
-    "super-learner": lambda: roundelay.SuperLearner(roundelay.ADPSGD(roundelay.ring(2)), group_size=2),
+    "super-learner": lambda: roundelay.SuperLearner(roundelay.ADPSGD("ring"), group_size=2),
 }
 
 for name, strategy_of in STRATEGIES.items():

@@ -1,4 +1,4 @@
-"""Emulated accelerator time is spent where it would be, and gradients have full size."""
+"""The emulated model sleeps in forward and in backward, and its gradients have full size."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from roundelay.bench import models
 
 @pytest.fixture
 def slept(monkeypatch):
-    naps = []
-    monkeypatch.setattr(models.time, "sleep", naps.append)
-    return naps
+    sleeps = []
+    monkeypatch.setattr(models.time, "sleep", sleeps.append)
+    return sleeps
 
 
 def test_a_third_of_a_step_is_forward_and_the_rest_is_spread_over_backward(slept):
@@ -31,11 +31,13 @@ def test_gradients_come_layer_by_layer_from_the_last_to_the_first(slept):
         weight.register_post_accumulate_grad_hook(lambda _, index=index: order.append((index, len(slept))))
     model(batch()).sum().backward()
     assert [index for index, _ in order] == list(reversed(range(models.LAYERS)))
-    assert [naps for _, naps in order] == list(range(2, models.LAYERS + 2))  # each after its own share of time
+    assert [sleeps for _, sleeps in order] == list(
+        range(2, models.LAYERS + 2)
+    )  # each after its own part of the backward pass
     assert sum(weight.grad.numel() for weight in model.parameters()) == 8000
 
 
-def test_the_lstm_learns_something_and_sleeps_only_where_it_is_slow(slept):
+def test_the_lstm_has_finite_gradients_and_sleeps_only_in_a_slow_learner(slept):
     model, batch = models.build("lstm", 100_000, step_s=0.02, slow=1.0)
     model(batch()).sum().backward()
     assert not slept

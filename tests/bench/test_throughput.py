@@ -1,19 +1,20 @@
-"""Which cases are measured, and how ratios come out of what learners report; the measuring itself is an integration test."""
+"""Which cases are measured, and how rows are computed from what learners report; one short real run."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pytest
 
 from roundelay.bench import throughput
-from roundelay.bench.cases import Case, make_strategy
+from roundelay.bench.cases import Case
 from roundelay.bench.local import local_environment
-from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne
+from roundelay.bench.throughput import Rates
+from roundelay.strategies.registry import strategy_named
 
 
-def test_every_size_has_both_rivals_and_all_of_ours():
+def test_every_size_has_both_references_and_all_strategies():
     cases = throughput.cases_for([1_000_000, 10_000_000])
     for count in (1_000_000, 10_000_000):
         names = [case.strategy for case in cases if case.parameters == count]
@@ -22,39 +23,38 @@ def test_every_size_has_both_rivals_and_all_of_ours():
     assert {case.step_s for case in cases} == {0.02, 0.2}
 
 
-def test_with_a_straggler_no_communication_is_measured_without_it_too():
+def test_with_a_straggler_no_communication_is_measured_without_the_straggler_too():
     cases = throughput.cases_for([1_000_000], slow=10.0, slow_learner=2)
     assert [case.slow for case in cases if case.strategy == "none"] == [1.0, 10.0]
     assert all(case.slow_learner == 2 for case in cases)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "kind"), [("allreduce", Allreduce), ("delay-by-one", DelayByOne), ("dpsgd", DPSGD), ("adpsgd", ADPSGD)]
-)
-def test_a_case_makes_its_strategy(strategy, kind):
-    made = make_strategy(Case(strategy, "random-ring", "sockets", 1000, 0.02, 1.0), size=4)
-    assert isinstance(made, kind)
-    if isinstance(made, DPSGD | ADPSGD):
-        assert made.mixing.name == "random-ring"
+@pytest.mark.parametrize("case", throughput.STRATEGIES)
+def test_every_case_names_a_strategy_that_exists(case):
+    assert strategy_named(case.strategy, topology=case.topology, wire=case.wire)
+
+
+def test_adpsgd_is_measured_through_shared_memory_and_over_sockets_with_and_without_rounding():
+    through = {(case.transport, case.wire) for case in throughput.STRATEGIES if case.strategy == "adpsgd"}
+    assert through == {("shared-memory", None), ("sockets", None), ("sockets", "bfloat16")}
 
 
 def test_a_case_survives_json():
     case = throughput.cases_for([1_000_000], slow=10.0)[3]
-    assert Case(**json.loads(json.dumps(case.asdict()))) == case
+    assert Case(**json.loads(json.dumps(asdict(case)))) == case
 
 
 def test_ratios_are_medians_within_repetitions():
-    balanced, slow_none, ddp, ours = (
-        Case("none", None, None, 10, 0.02, 1.0),
-        Case("none", None, None, 10, 0.02, 10.0),
-        Case("ddp", None, "gloo", 10, 0.02, 10.0),
-        Case("adpsgd", "ring", "sockets", 10, 0.02, 10.0),
-    )
-    measured = {  # (steps per second of all learners, exchanges per step), three repetitions of a machine that slows down
-        balanced: [(400.0, 0), (200.0, 0), (100.0, 0)],
-        slow_none: [(310.0, 0), (155.0, 0), (77.5, 0)],
-        ddp: [(40.0, 0), (20.0, 0), (10.0, 0)],
-        ours: [(300.0, 0.9), (150.0, 1.0), (60.0, 0.8)],
+    setting = {"parameters": 10, "step_s": 0.02}
+    equal = Case("none", **setting)
+    none = Case("none", slow=10.0, **setting)
+    ddp = Case("ddp", None, "gloo", slow=10.0, **setting)
+    ours = Case("adpsgd", "ring", "sockets", slow=10.0, **setting)
+    measured = {  # three repetitions on a machine that becomes slower
+        equal: [Rates(400.0, 0), Rates(200.0, 0), Rates(100.0, 0)],
+        none: [Rates(310.0, 0), Rates(155.0, 0), Rates(77.5, 0)],
+        ddp: [Rates(40.0, 0), Rates(20.0, 0), Rates(10.0, 0)],
+        ours: [Rates(300.0, 0.9), Rates(150.0, 1.0), Rates(60.0, 0.8)],
     }
     row = throughput._row(ours, measured, learners=4)
     assert row.ratio_to_ddp == 7.5
@@ -69,6 +69,7 @@ def test_the_promised_keys_of_a_row():
         "strategy",
         "topology",
         "transport",
+        "wire",
         "parameters",
         "slow",
         "total_steps_per_s",
@@ -80,7 +81,7 @@ def test_the_promised_keys_of_a_row():
     assert promised <= {field.name for field in fields(throughput.Row)}
 
 
-def test_learner_processes_get_what_torchrun_would_set():
+def test_learner_processes_get_the_variables_of_torchrun():
     first, second = local_environment(2)
     assert (first["RANK"], second["RANK"]) == ("0", "1")
     assert first["MASTER_PORT"] == second["MASTER_PORT"]
@@ -95,10 +96,10 @@ def test_a_short_real_run(compute):
     cases = throughput.cases_for([100_000], slow=3.0, compute=compute)
     rows = throughput.run(cases, learners=2, seconds=0.5, repetitions=1, progress=seen.append)
     assert seen == cases
-    assert len(rows) == len(cases) - 1  # the balanced reference has no row
-    by_name = {(row.strategy, row.topology, row.transport): row for row in rows}
-    assert by_name["none", None, None].ratio_to_none == 1.0
-    assert by_name["ddp", None, "gloo"].ratio_to_ddp == 1.0
+    assert len(rows) == len(cases) - 1  # the reference without a straggler has no row
+    by_name = {row.name: row for row in rows}
+    assert by_name["none"].ratio_to_none == 1.0
+    assert by_name["ddp (gloo)"].ratio_to_ddp == 1.0
     assert all(row.exchanges_per_step > 0 for row in rows if row.strategy == "adpsgd")
-    if compute == "emulated":  # with a straggler nobody who waits can keep up with those who do not
-        assert by_name["adpsgd", "random-ring", "shared-memory"].ratio_to_ddp > 1.0
+    if compute == "emulated":  # strategies that wait for the straggler are slower
+        assert by_name["adpsgd random-ring (shared-memory)"].ratio_to_ddp > 1.0

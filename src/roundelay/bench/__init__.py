@@ -1,1 +1,1 @@
-"""Speed as ratios measured in one run on one machine: against no communication at all, and against torch's DDP."""
+"""Benchmarks on one machine: strategies beside no communication and torch's DDP; the cost of metrics and checkpoints; faults."""

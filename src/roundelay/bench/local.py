@@ -1,4 +1,4 @@
-"""Learner processes on this machine: started together, ended together."""
+"""Learner processes on this machine, started and ended together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 def local_environment(size: int) -> list[dict[str, str]]:
-    """The environment of each of `size` learners of this machine, as torchrun would set it; one thread each."""
+    """Environment of each of `size` learners on this machine, with the variables that torchrun sets; one thread each."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -25,7 +25,7 @@ def local_environment(size: int) -> list[dict[str, str]]:
 
 @contextmanager
 def local_learners(size: int, arguments: Sequence[str]) -> Iterator[list[subprocess.Popen[str]]]:
-    """`size` Python processes whose stdout is piped; those that still run are ended with the block."""
+    """`size` Python processes with piped stdout. Processes that still run when the block ends are killed."""
     processes = []
     try:
         for environment in local_environment(size):

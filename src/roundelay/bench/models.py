@@ -1,4 +1,4 @@
-"""What the benchmarks train: emulated accelerator time, or a real LSTM."""
+"""Models of the benchmarks: one whose computation is emulated by sleeping, and a real LSTM."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 LAYERS = 8
-FORWARD_SHARE = 1 / 3  # of a step; the rest is spread over the backward pass, so that reductions can overlap with it
+FORWARD_SHARE = 1 / 3  # of a step; the rest is spread over the backward pass, so that communication can overlap with it
 
 
 class _Layer(torch.autograd.Function):
-    """Backward takes `seconds` of an accelerator's time, then hands over a gradient of full size."""
+    """Backward sleeps for `seconds`, then returns a gradient of full size."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, seconds: float) -> Tensor:  # noqa: ANN401
@@ -30,7 +30,7 @@ class _Layer(torch.autograd.Function):
 
 
 class EmulatedModel(nn.Module):
-    """`parameters` weights whose step takes `step_s` without using the CPU, as a step on an accelerator would."""
+    """`parameters` weights whose step takes `step_s` and leaves the CPU idle, like a step on an accelerator."""
 
     def __init__(self, parameters: int, step_s: float) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class EmulatedModel(nn.Module):
         self.step_s = step_s
 
     def forward(self, x: Tensor) -> Tensor:
-        """Sleep a third of the step, then pass through the layers."""
+        """Sleep for a third of the step, then pass x through the layers."""
         time.sleep(FORWARD_SHARE * self.step_s)
         backward_s = (1 - FORWARD_SHARE) * self.step_s / LAYERS
         for weight in self.layers:
@@ -47,7 +47,7 @@ class EmulatedModel(nn.Module):
 
 
 class LSTMModel(nn.Module):
-    """A small acoustic model on random frames: real computation that competes with communication for the cores."""
+    """A small acoustic model on random frames. Its computation competes with communication for the cores."""
 
     def __init__(self, parameters: int, slow: float = 1.0) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class LSTMModel(nn.Module):
         self.slow = slow
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mean logit; a slow learner sleeps in proportion to its own forward pass (a third of a step)."""
+        """Mean square of the logits. A slow learner sleeps in proportion to its forward pass, which is a third of a step."""
         began = time.perf_counter()
         logits: Tensor = self.out(self.lstm(x)[0])
         if self.slow > 1:
@@ -66,7 +66,7 @@ class LSTMModel(nn.Module):
 
 
 def build(compute: str, parameters: int, step_s: float, slow: float) -> tuple[nn.Module, Callable[[], Tensor]]:
-    """A module, and what makes one batch for it."""
+    """The module for "emulated" or "lstm", and a function that makes one batch for it."""
     if compute == "lstm":
         return LSTMModel(parameters, slow), lambda: torch.randn(8, 21, 40)
     return EmulatedModel(parameters, step_s * slow), lambda: torch.ones(1, requires_grad=True)

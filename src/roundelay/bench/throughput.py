@@ -1,44 +1,54 @@
-"""Steps per second of every strategy, against no communication at all and against DDP, measured in one run.
+"""Steps per second of every strategy, beside no communication and DDP, all measured in one run.
 
-Repetitions are interleaved (every case once, then every case again), because these machines are shared and noisy; what is
-reported are medians of ratios within a repetition.
+These machines are shared and noisy. So repetitions are interleaved (every case once, then every case again), ratios are taken
+within a repetition, and their medians are reported.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from roundelay.bench.cases import Case
+from roundelay.bench.cases import DDP, NO_COMMUNICATION, Case
 from roundelay.bench.local import local_learners
 from roundelay.errors import RoundelayError
 
 EMULATED_STEP_S = {1_000_000: 0.02, 10_000_000: 0.2}
-OURS = (
-    ("allreduce", None, "shared-memory"),
-    ("allreduce", None, "gloo"),
-    ("delay-by-one", None, "shared-memory"),
-    ("delay-by-one", None, "gloo"),
-    ("dpsgd", "ring", "shared-memory"),
-    ("dpsgd", "random-ring", "shared-memory"),
-    ("dpsgd", "random-ring", "sockets"),
-    ("adpsgd", "ring", "shared-memory"),
-    ("adpsgd", "random-ring", "shared-memory"),
-    ("adpsgd", "random-ring", "sockets"),
-    ("adpsgd", "random-ring", "sockets-float32"),
+REFERENCES = (Case(NO_COMMUNICATION), Case(DDP, transport="gloo"))
+STRATEGIES = (
+    Case("allreduce", transport="gloo"),
+    Case("delay-by-one", transport="gloo"),
+    Case("dpsgd", "random-ring", "shared-memory"),
+    Case("dpsgd", "random-ring", "sockets"),
+    Case("adpsgd", "random-ring", "shared-memory"),
+    Case("adpsgd", "random-ring", "sockets"),
+    Case("adpsgd", "random-ring", "sockets", wire="bfloat16"),
 )
 
 
 @dataclass(frozen=True)
+class Rates:
+    """One repetition of a case: steps per second of all learners together, and exchanges per step."""
+
+    steps_per_s: float
+    exchanges_per_step: float
+
+
+Measured = Mapping[Case, Sequence[Rates]]
+
+
+@dataclass(frozen=True)
 class Row:
-    """One line of the result; ratios are medians over repetitions, the range beside them."""
+    """One line of the result. Ratios are medians over repetitions."""
 
     strategy: str
     topology: str | None
     transport: str | None
+    wire: str | None
     compute: str
     parameters: int
     slow: float
@@ -49,18 +59,28 @@ class Row:
     ratio_to_ideal: float
     exchanges_per_step: float
 
+    @property
+    def name(self) -> str:
+        """Strategy, topology, transport and wire in short form."""
+        through = ", ".join(filter(None, (self.transport, self.wire)))
+        return " ".join(filter(None, (self.strategy, self.topology, f"({through})" if through else None)))
+
 
 def cases_for(
     parameters: Sequence[int], *, slow: float = 1.0, slow_learner: int = 0, compute: str = "emulated"
 ) -> list[Case]:
-    """Every strategy for every size, rivals first; with a straggler, what no communication would do without it too."""
+    """All cases for every model size, references first. With a straggler, no communication is measured without it too."""
     cases = []
     for count in parameters:
-        step_s = EMULATED_STEP_S.get(count, 0.02)
+        setting: dict[str, Any] = {
+            "parameters": count,
+            "step_s": EMULATED_STEP_S.get(count, 0.02),
+            "slow_learner": slow_learner,
+            "compute": compute,
+        }
         if slow > 1:
-            cases.append(Case("none", None, None, count, step_s, 1.0, slow_learner, compute))
-        for strategy, topology, transport in (("none", None, None), ("ddp", None, "gloo"), *OURS):
-            cases.append(Case(strategy, topology, transport, count, step_s, slow, slow_learner, compute))
+            cases.append(replace(Case(NO_COMMUNICATION), **setting))
+        cases += [replace(case, slow=slow, **setting) for case in (*REFERENCES, *STRATEGIES)]
     return cases
 
 
@@ -72,59 +92,57 @@ def run(
     repetitions: int,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> list[Row]:
-    """Measure all cases `repetitions` times, interleaved, in the same learner processes."""
-    plan = json.dumps({"cases": [case.asdict() for case in cases] * repetitions, "seconds": seconds})
-    measured: dict[Case, list[tuple[float, float]]] = {case: [] for case in cases}
+    """Measure all cases `repetitions` times, interleaved, in the same learner processes.
+
+    Raises RoundelayError if a learner process ends early.
+    """
+    plan = json.dumps({"cases": [dataclasses.asdict(case) for case in cases] * repetitions, "seconds": seconds})
+    measured: dict[Case, list[Rates]] = {case: [] for case in cases}
     with local_learners(learners, ["-m", "roundelay.bench.worker", plan]) as processes:
-        first = processes[0].stdout
-        assert first is not None
+        results = processes[0].stdout
+        assert results is not None
         for case in list(cases) * repetitions:
-            line = first.readline()
+            line = results.readline()
             if not line:
-                raise RoundelayError(f"a learner process ended while measuring {case}; its error stands above")
-            per_learner = json.loads(line)
-            steps = sum(row[0] for row in per_learner)
-            rate = sum(row[0] / row[1] for row in per_learner)
-            measured[case].append((rate, sum(row[2] for row in per_learner) / steps))
+                raise RoundelayError(f"a learner process ended while it measured {case}; its error is above")
+            measured[case].append(_rates(json.loads(line)))
             progress(case)
     slow = max(case.slow for case in cases)
     return [_row(case, measured, learners) for case in cases if case.slow == slow]
 
 
-def _row(case: Case, measured: dict[Case, list[tuple[float, float]]], learners: int) -> Row:
-    """Ratios within each repetition, then their medians. Ideal: (n - 1 + 1/s)/n of a balanced run without communication."""
-    rates = _rates(measured[case])
-    to_none = _over(rates, _rates(measured[_rival(measured, case, "none", case.slow)]))
-    to_balanced = _over(rates, _rates(measured[_rival(measured, case, "none", 1.0)]))
-    to_ddp = _over(rates, _rates(measured[_rival(measured, case, "ddp", case.slow)]))
-    ideal_share = (learners - 1 + 1 / case.slow) / learners
+def _rates(learners: Sequence[Mapping[str, float]]) -> Rates:
+    steps_per_s = sum(learner["steps"] / learner["seconds"] for learner in learners)
+    exchanges = sum(learner["exchanges"] for learner in learners) / sum(learner["steps"] for learner in learners)
+    return Rates(steps_per_s, exchanges)
+
+
+def _row(case: Case, measured: Measured, learners: int) -> Row:
+    """Medians of the ratios. Ideal: (n - 1 + 1/s)/n of what equal learners reach without communication."""
+    to_none = _ratios(case, measured, NO_COMMUNICATION, case.slow)
+    to_ddp = _ratios(case, measured, DDP, case.slow)
+    to_equal = _ratios(case, measured, NO_COMMUNICATION, slow=1.0)
+    ideal = (learners - 1 + 1 / case.slow) / learners
     return Row(
         strategy=case.strategy,
         topology=case.topology,
         transport=case.transport,
+        wire=case.wire,
         compute=case.compute,
         parameters=case.parameters,
         slow=case.slow,
-        total_steps_per_s=statistics.median(rates),
+        total_steps_per_s=statistics.median(rates.steps_per_s for rates in measured[case]),
         ratio_to_none=statistics.median(to_none),
         ratio_to_none_range=(min(to_none), max(to_none)),
         ratio_to_ddp=statistics.median(to_ddp),
-        ratio_to_ideal=statistics.median(to_balanced) / ideal_share,
-        exchanges_per_step=statistics.median(exchanges for _, exchanges in measured[case]),
+        ratio_to_ideal=statistics.median(to_equal) / ideal,
+        exchanges_per_step=statistics.median(rates.exchanges_per_step for rates in measured[case]),
     )
 
 
-def _rates(measured: list[tuple[float, float]]) -> list[float]:
-    return [rate for rate, _ in measured]
-
-
-def _over(rates: list[float], references: list[float]) -> list[float]:
-    return [rate / reference for rate, reference in zip(rates, references, strict=True)]
-
-
-def _rival(measured: dict[Case, Any], case: Case, strategy: str, slow: float) -> Case:
-    return next(
-        other
-        for other in measured
-        if (other.strategy, other.parameters, other.slow) == (strategy, case.parameters, slow)
-    )
+def _ratios(case: Case, measured: Measured, reference: str, slow: float) -> list[float]:
+    """Throughput of the case over that of a reference, in each repetition."""
+    wanted = (reference, case.parameters, slow)
+    other = next(other for other in measured if (other.strategy, other.parameters, other.slow) == wanted)
+    pairs = zip(measured[case], measured[other], strict=True)
+    return [rates.steps_per_s / rates_of_other.steps_per_s for rates, rates_of_other in pairs]

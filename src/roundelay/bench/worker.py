@@ -1,30 +1,35 @@
-"""One learner process of a benchmark: reads the cases, measures each in turn, and learner 0 prints a line a case."""
+"""One learner process of the throughput benchmark. Its argument is JSON: the cases, and the seconds for each.
+
+All learners measure the cases in order. Learner 0 prints one line per case: a JSON list with the measurement of each learner.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
 import torch
 import torch.distributed as dist
 
-from roundelay.bench.cases import Case, measure
-from roundelay.cluster import environment as launch
+from roundelay.bench.cases import Case, Measurement, measure
+from roundelay.cluster import environment
+
+FIELDS = [field.name for field in dataclasses.fields(Measurement)]
 
 
 def main() -> None:
-    """Cases come as JSON on the command line; results go to stdout as JSON lines."""
+    """Measure all cases of the command line."""
     plan = json.loads(sys.argv[1])
     torch.set_num_threads(1)
-    world = launch.init()
+    world = environment.init()
     for entry in plan["cases"]:
-        mine = measure(Case(**entry), world, plan["seconds"])
-        gathered = [torch.zeros(3, dtype=torch.float64) for _ in range(world.size)]
-        dist.all_gather(
-            gathered, torch.tensor([mine["steps"], mine["seconds"], mine["exchanges"]], dtype=torch.float64)
-        )
+        own = measure(Case(**entry), world, plan["seconds"])
+        gathered = [torch.zeros(len(FIELDS), dtype=torch.float64) for _ in range(world.size)]
+        dist.all_gather(gathered, torch.tensor(dataclasses.astuple(own), dtype=torch.float64))
         if world.rank == 0:
-            sys.stdout.write(json.dumps([row.tolist() for row in gathered]) + "\n")
+            rows = [dict(zip(FIELDS, values.tolist(), strict=True)) for values in gathered]
+            sys.stdout.write(json.dumps(rows) + "\n")
             sys.stdout.flush()
     dist.destroy_process_group()
 

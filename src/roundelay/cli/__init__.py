@@ -1,8 +1,4 @@
-"""The `roundelay` command: one module per sub-command, each with `add_arguments(parser)` and `run(args)`.
-
-A module may have `check(args)` too: it raises RoundelayError for arguments that `run` would refuse, and starts nothing.
-`main` calls it before `run`.
-"""
+"""The `roundelay` command: one module per sub-command, each with `add_arguments(parser)` and `run(args)`."""
 
 from __future__ import annotations
 
@@ -68,9 +64,20 @@ def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
         command = sub.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name in commands:
             module = importlib.import_module(f"roundelay.cli.{name}")
-            command.set_defaults(check=getattr(module, "check", None), call=module.run)
+            command.set_defaults(call=module.run)
             module.add_arguments(command)
     return parser
+
+
+def all_commands(parser: argparse.ArgumentParser, name: str = "") -> dict[str, argparse.ArgumentParser]:
+    """Parsers of all commands by name; a command with sub-commands is there as "bench throughput" and so on."""
+    subs = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not subs:
+        return {name: parser}
+    found: dict[str, argparse.ArgumentParser] = {}
+    for word, inner in subs[0].choices.items():
+        found |= all_commands(inner, f"{name} {word}".strip())
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,7 +110,5 @@ def _run(words: list[str]) -> int:
     if args.command is None:
         parser.print_help()
         return 0
-    if args.check is not None:
-        args.check(args)
     code: int | None = args.call(args)
     return code or 0

@@ -1,4 +1,4 @@
-"""`roundelay bench`: speed as ratios measured in one run against no communication and against torch's DDP."""
+"""`roundelay bench`: speed of the strategies beside no communication and DDP, and the cost of metrics and checkpoints."""
 
 from __future__ import annotations
 
@@ -24,98 +24,93 @@ if TYPE_CHECKING:
     from roundelay.bench.throughput import Row
 
 PARAMETERS = (1_000_000, 10_000_000)
-CASE_S, OVERHEAD_S = 4.0, 60.0  # --seconds, unless said
-REPETITIONS = 5
+SUMMARIES = {
+    "throughput": "steps per second of every strategy with equally fast learners",
+    "stragglers": "steps per second of every strategy with one slow learner",
+    "overhead": "what metrics and checkpoints cost a run",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument(
-        "what",
-        metavar="WHAT",
-        choices=("throughput", "stragglers", "overhead"),
-        help="throughput: equally fast learners; stragglers: one of them slower; overhead: of metrics and checkpoints",
+    """Declare the three benchmarks and their options."""
+    sub = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    parsers = {
+        name: sub.add_parser(name, help=text, description=text.capitalize() + ".") for name, text in SUMMARIES.items()
+    }
+    for each in parsers.values():
+        each.add_argument("--learners", type=positive_int, default=4, metavar="N", help="processes (default 4)")
+    for name in ("throughput", "stragglers"):
+        _add_throughput_arguments(parsers[name])
+    parsers["throughput"].set_defaults(slow=(0, 1.0))
+    parsers["stragglers"].add_argument(
+        "--slow", type=_slow, default=(0, 10.0), metavar="LEARNER:FACTOR", help="the slow learner (default 0:10)"
     )
+    parsers["overhead"].add_argument(
+        "--seconds", type=duration, default=60.0, metavar="TIME", help="length of the run (default 60s)"
+    )
+    parsers["overhead"].set_defaults(call=run_overhead)
+    for each in parsers.values():
+        each.add_argument("--json", action="store_true", help="print JSON, with the command and the machine")
+
+
+def _add_throughput_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--slow", type=_slow, metavar="LEARNER:FACTOR", help="stragglers: who is slower and how much (default 0:10)")
-    add("--learners", type=positive_int, default=4, metavar="N", help="processes (default 4)")
-    add(
-        "--parameters", type=_counts, default=PARAMETERS, metavar="COUNTS", help="of the model: 1M, or 1M,10M (default)"
-    )
+    add("--parameters", type=_counts, default=PARAMETERS, metavar="COUNTS", help="sizes of the model (default 1M,10M)")
     add(
         "--compute",
         choices=("emulated", "lstm"),
         default="emulated",
-        help="sleep as an accelerator would, or a real LSTM",
+        help="emulated: sleep, as the CPU does while an accelerator computes (default); lstm: train an LSTM on the CPU",
     )
-    add("--seconds", type=duration, metavar="TIME", help="per case and repetition (default 4s; overhead: 60s, once)")
-    add("--repetitions", type=positive_int, metavar="R", help=f"interleaved (default {REPETITIONS})")
-    add("--plot", type=output_path, metavar="FILE", help="bar chart (.svg, .png, .pdf)")
-    add("--json", action="store_true", help="print JSON")
+    add("--seconds", type=duration, default=4.0, metavar="TIME", help="per case and repetition (default 4s)")
+    add("--repetitions", type=positive_int, default=5, metavar="R", help="interleaved (default 5)")
+    add("--plot", type=output_path, metavar="FILE", help="draw a bar chart (.svg, .png, .pdf)")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure, with a progress bar on stderr, and print."""
+    """Measure throughput with a progress bar on stderr, and print a table or JSON."""
     from roundelay.bench import throughput
 
-    if args.what == "overhead":
-        _overhead(args)
-        return
-    if args.slow and args.what == "throughput":
-        raise UsageError("--slow goes with `bench stragglers`")
+    learner, factor = args.slow
     if args.learners < 2:
         raise UsageError(f"a benchmark of communication needs at least 2 learners, got {args.learners}")
-    seconds, repetitions = args.seconds or CASE_S, args.repetitions or REPETITIONS
-    learner, factor = (args.slow or (0, 10.0)) if args.what == "stragglers" else (0, 1.0)
     if learner >= args.learners:
         raise UsageError(f"--slow names learner {learner}, but there are {args.learners}, numbered from 0")
     cases = throughput.cases_for(args.parameters, slow=factor, slow_learner=learner, compute=args.compute)
-    with _progress() as bar:
-        task = bar.add_task("starting learners", total=len(cases) * repetitions)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("starting learners", total=len(cases) * args.repetitions)
 
         def progress(case: Case) -> None:
             bar.update(task, advance=1, description=f"{case.strategy} {case.parameters / 1e6:g} M")
 
         rows = throughput.run(
-            cases, learners=args.learners, seconds=seconds, repetitions=repetitions, progress=progress
+            cases, learners=args.learners, seconds=args.seconds, repetitions=args.repetitions, progress=progress
         )
     if args.plot:
         from roundelay.reports.plots.bench import plot_rows
 
         plot_rows(rows, args.plot)
     if args.json:
-        document = {
-            "rows": [dataclasses.asdict(row) for row in rows],
-            "learners": args.learners,
-            "seconds": seconds,
-            "repetitions": repetitions,
-        }
-        _print_json(document)
+        _print_json(args, rows=[dataclasses.asdict(row) for row in rows], repetitions=args.repetitions)
         return
     show(_table(rows))
     if args.plot:
         print(f"plotted to {args.plot}")
 
 
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
-
-
-def _overhead(args: argparse.Namespace) -> None:
+def run_overhead(args: argparse.Namespace) -> None:
+    """Measure the overhead of metrics and checkpoints in one run, and print a table or JSON."""
     from roundelay.bench import overhead
 
-    if args.slow or args.plot or args.repetitions:
-        raise UsageError("--slow, --plot and --repetitions do not go with `bench overhead`, which is one run")
-    seconds = args.seconds or OVERHEAD_S
-    with Console(stderr=True).status(f"a run of about {seconds:g} s"):
-        rows = overhead.measure(learners=args.learners, seconds=seconds)
+    with Console(stderr=True).status(f"a run of about {args.seconds:g} s"):
+        rows = overhead.measure(learners=args.learners, seconds=args.seconds)
     if args.json:
-        _print_json({"rows": [dataclasses.asdict(row) for row in rows], "learners": args.learners, "seconds": seconds})
+        _print_json(args, rows=[dataclasses.asdict(row) for row in rows])
         return
-    table = new_table("what steps take more than those of the same run that nothing falls in")
+    table = new_table("additional time of a step")
     table.add_column("case")
-    for heading in ("steps/s", "overhead", "95 %"):
+    for heading in ("steps/s", "overhead", "95 % interval"):
         table.add_column(heading, justify="right")
     for row in rows:
         interval = "{:+.2%} to {:+.2%}".format(*row.ci95)
@@ -123,10 +118,10 @@ def _overhead(args: argparse.Namespace) -> None:
     show(table)
 
 
-def _print_json(document: dict[str, object]) -> None:
-    """With what a figure needs to be believed: how it was made, on which machine, when and at which commit."""
+def _print_json(args: argparse.Namespace, **document: object) -> None:
     from roundelay.training.run_directory import machine
 
+    document |= {"learners": args.learners, "seconds": args.seconds}
     command = shlex.join(["roundelay", *sys.argv[1:]])
     print(json.dumps(document | {"command": command, "machine": machine()}, indent=2))
 
@@ -138,10 +133,9 @@ def _table(rows: list[Row]) -> Table:
     for heading in ("size", "steps/s", "/none", "/DDP", "/ideal", "exch."):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        name = " ".join(filter(None, (row.strategy, row.topology, f"({row.transport})" if row.transport else None)))
         ratios = [f"{value:.2f}" for value in (row.ratio_to_none, row.ratio_to_ddp, row.ratio_to_ideal)]
         exchanges = f"{row.exchanges_per_step:.2f}" if row.exchanges_per_step else "-"
-        table.add_row(name, f"{row.parameters / 1e6:g} M", f"{row.total_steps_per_s:.1f}", *ratios, exchanges)
+        table.add_row(row.name, f"{row.parameters / 1e6:g} M", f"{row.total_steps_per_s:.1f}", *ratios, exchanges)
     return table
 
 

@@ -25,7 +25,7 @@ def plot_rows(rows: Sequence[Row], path: Path) -> None:
 
 
 def _panel(ax: Any, shown: list[Row]) -> None:  # noqa: ANN401
-    names = [" ".join(filter(None, (row.strategy, row.topology, row.transport))) for row in shown]
+    names = [row.name for row in shown]
     values = [row.ratio_to_none for row in shown]
     below = [row.ratio_to_none - row.ratio_to_none_range[0] for row in shown]
     above = [row.ratio_to_none_range[1] - row.ratio_to_none for row in shown]

@@ -93,7 +93,7 @@ headers = st.builds(
 
 
 def seal(channel, packed_header):
-    channel.connection.sendall(packed_header + channel._outgoing.of(packed_header))
+    channel.socket.sendall(packed_header + channel._outgoing.next_tag(packed_header))
 
 
 @MANY
@@ -125,9 +125,9 @@ def test_a_member_that_lies_about_calls_changes_nothing_for_the_others(lies, pay
             for lie in lies:
                 if lie[0] not in {Kind.SWAP, Kind.STATE}:
                     seal(lane, lie)
-            lane.connection.sendall(payload)
-            lane.connection.shutdown(socket.SHUT_WR)
-            while lane.connection.recv(4096):
+            lane.socket.sendall(payload)
+            lane.socket.shutdown(socket.SHUT_WR)
+            while lane.socket.recv(4096):
                 pass
         buffer = other.allocate(64).fill_(1)
         other.call(0, buffer).result(PATIENCE_S)
@@ -165,9 +165,9 @@ def _end():
 @contextlib.contextmanager
 def liar(learner):
     hello = Hello(7, Purpose.REQUESTS, os.getpid(), bytes(16))
-    lane = Connection(*handshake.connect(learner.address, hello, learner.rank, learner._security))
-    lane.connection.settimeout(PATIENCE_S)
-    with lane.connection:
+    lane = Connection(*handshake.connect(learner.address, hello, learner.rank, learner._connections._security))
+    lane.socket.settimeout(PATIENCE_S)
+    with lane.socket:
         yield lane
 
 

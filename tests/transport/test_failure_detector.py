@@ -79,7 +79,7 @@ def test_beats_come_without_being_asked_for(line, fast):
 
 def test_who_finishes_and_leaves_says_so_in_this_order(posts):
     a, b = connected(posts)
-    b.watch.finished()
+    b.watch.say_finished()
     b.watch.close()
     assert a.next() == (Event.FINISHED, 1, "")
     assert a.next() == (Event.LEFT, 1, LEFT)
@@ -101,7 +101,7 @@ def test_a_very_long_reason_is_cut(posts):
 
 def test_a_line_that_comes_late_hears_what_was_said_before(posts):
     a, b = posts(), posts()
-    b.watch.finished()
+    b.watch.say_finished()
     left, right = socket.socketpair()
     a.watch.add(1, left)
     b.watch.add(0, right)

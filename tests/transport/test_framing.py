@@ -51,18 +51,18 @@ def test_headers_arrive_as_they_were_sent(sent):
 def test_a_header_with_one_bit_changed_is_refused(header, position, bit):
     with pair() as (ours, theirs):
         ours.send(header)
-        message = bytearray(theirs.connection.recv(1000))
+        message = bytearray(theirs.socket.recv(1000))
         message[position] ^= 1 << bit
-        ours.connection.sendall(message)
-        with pytest.raises(HandshakeError, match="has not sealed"):
+        ours.socket.sendall(message)
+        with pytest.raises(HandshakeError, match="has not sent"):
             theirs.receive()
 
 
 def test_a_header_that_comes_twice_is_refused():
     with pair() as (ours, theirs):
         ours.send(Header(Kind.CALL, 0))
-        message = theirs.connection.recv(1000)
-        ours.connection.sendall(message + message)
+        message = theirs.socket.recv(1000)
+        ours.socket.sendall(message + message)
         assert theirs.receive() == Header(Kind.CALL, 0)
         with pytest.raises(HandshakeError, match="not as its next one"):
             theirs.receive()
@@ -73,8 +73,8 @@ def test_headers_that_change_places_are_refused():
         messages = []
         for round in (1, 2):
             ours.send(Header(Kind.SWAP, 0, round))
-            messages.append(theirs.connection.recv(1000))
-        ours.connection.sendall(messages[1])
+            messages.append(theirs.socket.recv(1000))
+        ours.socket.sendall(messages[1])
         with pytest.raises(HandshakeError):
             theirs.receive()
 
@@ -82,7 +82,7 @@ def test_headers_that_change_places_are_refused():
 def test_a_header_sent_back_to_its_maker_is_refused():
     with pair() as (ours, theirs):
         ours.send(Header(Kind.CALL, 0))
-        theirs.connection.sendall(theirs.connection.recv(1000))
+        theirs.socket.sendall(theirs.socket.recv(1000))
         with pytest.raises(HandshakeError):
             ours.receive()
 
@@ -91,8 +91,8 @@ def test_a_header_sent_back_to_its_maker_is_refused():
 @example(bytes(HEADER_BYTES))
 def test_garbage_is_no_header(garbage):
     with pair() as (ours, theirs):
-        ours.connection.sendall(garbage)
-        ours.connection.shutdown(socket.SHUT_WR)
+        ours.socket.sendall(garbage)
+        ours.socket.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionError):
             theirs.receive()
 
@@ -129,8 +129,8 @@ def test_a_payload_arrives_whole(nbytes):
 
 def test_a_stream_that_ends_early_is_an_error():
     with pair() as (ours, theirs):
-        theirs.connection.sendall(b"abc")
-        theirs.connection.shutdown(socket.SHUT_WR)
+        theirs.socket.sendall(b"abc")
+        theirs.socket.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionError, match="in the middle of a message"):
             ours.receive_into(torch.zeros(10, dtype=torch.uint8), Header(Kind.CALL, 10))
 
@@ -144,9 +144,9 @@ def test_a_payload_with_one_bit_changed_is_refused_and_what_follows_is_understoo
     position, bit = draw.draw(st.integers(0, len(data) - 1)), draw.draw(st.integers(0, 7))
     with pair() as (ours, theirs):
         ours.send(Header(Kind.CALL, len(data)), tensor(data))
-        message = bytearray(theirs.connection.recv(10_000))
+        message = bytearray(theirs.socket.recv(10_000))
         message[HEADER_BYTES + position] ^= 1 << bit
-        ours.connection.sendall(message)
+        ours.socket.sendall(message)
         ours.send(Header(Kind.RECEIVED, 0))
         received = torch.zeros(len(data), dtype=torch.uint8)
         with pytest.raises(RefusedError, match="learner 0 was refused: checksum"):

@@ -109,7 +109,7 @@ def test_calls_and_swaps_work_over_tls(tls, share_memory, nbytes):
 def test_who_dies_is_noticed_over_tls(tls):
     with loopback(2, share_memory=False, security=tls) as (a, b):
         pending = a.call(1, a.allocate(2**20))
-        b._watch._say = lambda message: None  # as SIGKILL: no goodbye
+        b._detector._say = lambda message: None  # as SIGKILL: no goodbye
         b.close()
         assert isinstance(pending.exception(PATIENCE_S), PeerLostError)
 
@@ -122,22 +122,22 @@ def test_a_goodbye_is_understood_over_tls(tls):
 
 
 def test_a_thread_that_is_blocked_on_an_encrypted_connection_wakes_when_it_is_shut_down(tls):
-    with loopback(2, share_memory=False, security=tls) as (_, b), b._lane(0) as lane:
+    with loopback(2, share_memory=False, security=tls) as (_, b), b._connections.to(0) as lane:
         ended = threading.Event()
 
         def read():
             with pytest.raises(OSError):  # noqa: PT011
-                lane.channel.receive()
+                lane.receive()
             ended.set()
 
         thread = threading.Thread(target=read)
         thread.start()
         time.sleep(0.05)
-        lane.connection.shutdown(socket.SHUT_RDWR)
+        lane.socket.shutdown(socket.SHUT_RDWR)
         assert ended.wait(PATIENCE_S)
         thread.join(PATIENCE_S)
         with pytest.raises(OSError):  # noqa: PT011  # and nothing goes out in clear afterwards
-            lane.connection.sendall(b"secret weights")
+            lane.socket.sendall(b"secret weights")
 
 
 class Tap:
@@ -175,8 +175,8 @@ class Tap:
 def test_with_tls_the_weights_cannot_be_read_on_the_way(tls, encrypted):
     with loopback(2, share_memory=False, security=tls if encrypted else PLAIN) as (a, b):
         b.serve(lambda peer, request, reply: None)
-        tap = Tap(a._addresses[1])
-        a._addresses[1] = tap.address
+        tap = Tap(a._connections._addresses[1])
+        a._connections._addresses[1] = tap.address
         buffer = a.allocate(100_000).fill_(0xAB)
         a.call(1, buffer).result(PATIENCE_S)
     assert len(tap.seen) > 200_000

@@ -283,3 +283,48 @@ def test_collectives_of_one_learner_that_others_never_join_are_a_deadlock():
     clock.spawn(lonely(), "learner 0")
     with pytest.raises(DeadlockError, match="learner 0"):
         clock.run()
+
+
+def test_what_is_offered_is_fetched_at_the_speed_of_the_link_also_by_who_asked_too_early():
+    clock = VirtualClock()
+    network = SimulatedNetwork(clock, 2, latency_s=1.0, bandwidth_Bps=10.0)
+    early = network.transports[1].fetch(0)
+    clock.run(until=5.0)
+    assert not early.done()
+    network.transports[0].offer(lambda: torch.arange(20, dtype=torch.uint8))
+    later, ends = network.transports[1].fetch(0), []
+    for future in (early, later):
+        future.add_done_callback(lambda _: ends.append(clock.now()))
+    clock.run()
+    assert ends == [5.0 + 3.0, 5.0 + 1.0 + 3.0]
+    assert later.result().tolist() == list(range(20))
+
+
+def test_a_fetch_from_a_learner_that_dies_names_it():
+    clock = VirtualClock()
+    network = SimulatedNetwork(clock, 2, latency_s=1.0)
+    network.kill(0, at=0.5)
+    fetched = network.transports[1].fetch(0)
+    clock.run()
+    with pytest.raises(PeerLostError, match="lost learner 0: its process ended"):
+        fetched.result(timeout=0)
+
+
+def test_a_failure_is_raised_by_what_is_pending_and_by_the_next_check():
+    transport = SimulatedNetwork(VirtualClock(), 2).transports[0]
+    pending = transport.call(1, torch.zeros(4, dtype=torch.uint8))
+    transport.fail(ZeroDivisionError("in a listener"))
+    with pytest.raises(ZeroDivisionError):
+        pending.result(timeout=0)
+    with pytest.raises(ZeroDivisionError):
+        transport.check()
+
+
+def test_a_mended_link_does_not_bring_a_learner_back_that_has_left():
+    clock = VirtualClock()
+    network = SimulatedNetwork(clock, 2)
+    network.cut(0, 1, at=1.0)
+    clock.call_later(2.0, network.transports[1].close)
+    network.mend(0, 1, at=20.0)
+    clock.run()
+    assert 1 in network.transports[0].lost

@@ -24,7 +24,7 @@ both = pytest.mark.parametrize("share_memory", [True, False], ids=["shared", "so
 
 def crash(transport):
     """End a learner as SIGKILL would: its connections close without a goodbye."""
-    transport._watch._say = lambda message: None
+    transport._detector._say = lambda message: None
     transport.close()
 
 
@@ -36,7 +36,7 @@ def raw_lane(transport, rank=1):
     """A connection to `transport` from somebody who knows the secret, and then sends what it likes."""
     address = transport.address
     hello = Hello(rank, Purpose.REQUESTS, os.getpid(), bytes(16))
-    connection, theirs = handshake.connect(address, hello, transport.rank, transport._security)
+    connection, theirs = handshake.connect(address, hello, transport.rank, transport._connections._security)
     connection.settimeout(PATIENCE_S)
     return Connection(connection, theirs)
 
@@ -171,7 +171,7 @@ def test_a_listener_that_raises_does_not_stop_the_heartbeats():
         assert heard.wait(PATIENCE_S)
         c.close()
         assert isinstance(a.all_reduce(torch.zeros(1), ALL).exception(PATIENCE_S), (ZeroDivisionError, PeerLostError))
-        assert a._watch._thread.is_alive()
+        assert a._detector._thread.is_alive()
         with pytest.raises(ZeroDivisionError, match="in a listener"):
             a.check()
 
@@ -284,12 +284,12 @@ def test_who_leaves_in_order_takes_nothing_back():
 def test_a_frozen_peer_does_not_block_others_while_it_is_connected_to(monkeypatch):
     with loopback(3) as (a, b, c), socket.create_server(("127.0.0.1", 0)) as frozen:
         b.serve(lambda peer, request, reply: reply.copy_(request + 1))
-        a._addresses[2] = frozen.getsockname()[:2]  # accepted by its kernel, never answered
+        a._connections._addresses[2] = frozen.getsockname()[:2]  # accepted by its kernel, never answered
         stuck = a.call(2, a.allocate(8))
         buffer = a.allocate(8).fill_(1)
         a.call(1, buffer).result(PATIENCE_S)
-        assert a._state.acquire(timeout=1.0), "no lock is held while waiting for the network"
-        a._state.release()
+        assert a._connections._lock.acquire(timeout=1.0), "no lock is held while waiting for the network"
+        a._connections._lock.release()
         assert not stuck.done()
         crash(c)
         with frozen.accept()[0]:
@@ -310,7 +310,7 @@ def test_a_reply_that_cannot_be_sent_is_undone():
     with loopback(2, share_memory=False) as (a, _):
         a.serve(handler, undo=lambda peer, reply: undone.append((peer, reply.tolist())))
         lane = raw_lane(a)
-        caller = lane.connection
+        caller = lane.socket
         lane.send(Header(Kind.CALL, 4), torch.tensor(list(b"abcd"), dtype=torch.uint8))
         assert inside.wait(PATIENCE_S)
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -326,7 +326,7 @@ def test_a_reply_that_cannot_be_sent_is_undone():
 def test_garbage_on_a_lane_ends_that_connection_and_nothing_else(garbage, caplog):
     with loopback(2) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):
         a.serve(lambda peer, request, reply: reply.copy_(request + 1))
-        with raw_lane(a).connection as lane:
+        with raw_lane(a).socket as lane:
             lane.sendall(garbage)
             lane.shutdown(socket.SHUT_WR)
             assert lane.recv(100) == b""
@@ -418,23 +418,23 @@ def test_requests_after_close_fail_instead_of_waiting():
             a.call(1, torch.zeros(8, dtype=torch.uint8))
 
 
-def test_a_caller_that_freezes_in_the_middle_of_a_request_does_not_hang_close():
+def test_a_caller_that_freezes_in_the_middle_of_a_request_does_not_hang_close(monkeypatch):
     with loopback(2, share_memory=False) as (a, b):
         received = threading.Event()
-        receive = a._inbox.receive
+        receive = Connection.receive_into
 
-        def blocked(channel, buffer, header):
+        def blocked(connection, buffer, header):
             received.set()
-            return receive(channel, buffer, header)
+            return receive(connection, buffer, header)
 
-        a._inbox.receive = blocked
+        monkeypatch.setattr(Connection, "receive_into", blocked)
         a.serve(lambda peer, request, reply: None)
-        with b._lane(0) as lane:
-            lane.channel.send(Header(Kind.CALL, 1000))
-            lane.connection.sendall(b"only the beginning")
+        with b._connections.to(0) as lane:
+            lane.send(Header(Kind.CALL, 1000))
+            lane.socket.sendall(b"only the beginning")
             assert received.wait(PATIENCE_S)
             closing = threading.Thread(target=a.close)
             closing.start()
-            a._noticed(tcp.Event.LOST, 1, "no heartbeat")
+            a._detected(tcp.Event.LOST, 1, "no heartbeat")
             closing.join(PATIENCE_S)
             assert not closing.is_alive()

@@ -1,4 +1,4 @@
-"""Images per second out of worker processes, beside what handing over alone would allow and beside what a learner uses.
+"""Images per second out of worker processes, beside the limit of sending alone, and beside what a learner uses.
 
 python benchmarks/vision_loading.py fashion-mnist
 python benchmarks/vision_loading.py jpeg               # generated pictures of ImageNet's usual size
@@ -14,17 +14,62 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 
-from roundelay.vision.loading import loading_speed
-from roundelay.vision.tasks import Classification, FashionMnist, FashionMnistConfig, ImageNet, ImageNetConfig
+from roundelay.training.task import Batch, Task
+from roundelay.vision.classification import Classification
+from roundelay.vision.fashion_mnist import FashionMnist, FashionMnistConfig
+from roundelay.vision.imagenet import ImageNet, ImageNetConfig
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 90  # the most frequent size in ImageNet
 PICTURES = 40
-STEPS, FIRST = 5, 2  # steps that count, and before them those that allocate
+STEPS, FIRST = 5, 2  # steps that are timed, and warm-up steps before them
+AHEAD = 4  # batches that each worker prepares in advance, the most of a training run
+
+
+class PreparedBatches(Dataset[Batch]):
+    """Batch k has the samples from k·size on, prepared as in training with a generator seeded by k."""
+
+    def __init__(self, task: Task, size: int) -> None:
+        self._task, self._size = task, size
+
+    def __getitem__(self, number: int) -> Batch:
+        samples = [(number * self._size + position) % len(self._task) for position in range(self._size)]
+        return self._task.batch(samples, torch.Generator().manual_seed(number))
+
+
+class SameBatch(Dataset[Batch]):
+    """A copy of the same batch for every k; a copy, because sending moves a tensor to shared memory."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def __getitem__(self, number: int) -> Batch:
+        return tuple(tensor.clone() for tensor in self._batch)
+
+
+def images_per_s(batches: Dataset[Batch], batch: int, workers: int, seconds: float) -> float:
+    """Images per second out of `workers` processes, 0: this process. The first batches, which start processes, do not count."""
+    loader = DataLoader(
+        batches,
+        batch_size=None,
+        sampler=range(1_000_000_000),
+        num_workers=workers,
+        multiprocessing_context="spawn" if workers else None,  # as in training runs, which have threads
+        prefetch_factor=AHEAD if workers else None,
+    )
+    iterator, count = iter(loader), 0
+    for _ in range(workers * (AHEAD + 1) + 1):
+        next(iterator)
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        next(iterator)
+        count += 1
+    return count * batch / (time.perf_counter() - began)
 
 
 def generated(root: Path) -> Path:
-    """A class folder of smooth noise, which compresses about as photographs do."""
+    """A class folder with images of smooth noise, which compress about as well as photographs."""
     from PIL import Image
 
     for number in range(PICTURES):
@@ -39,7 +84,7 @@ def generated(root: Path) -> Path:
 
 
 def used_per_s(task: Classification, batch: int) -> float:
-    """Images per second of one learner with one thread that only computes."""
+    """Images per second of one learner with one thread, without loading."""
     module = task.module()
     optimizer = torch.optim.SGD(task.parameter_groups(module), lr=0.01)
     ready = task.batch(range(batch), torch.Generator())
@@ -72,10 +117,10 @@ def main() -> None:
             print(f"{len(task)} pictures, {size / 1000:.0f} kB each on average")
         print(f"a learner with one thread uses {used_per_s(task, batch):.1f} images/s (batch {batch})")
         for workers in arguments.workers:
-            speed = loading_speed(task, batch, workers, arguments.seconds)
-            print(
-                f"{workers} workers: {speed.images_per_s:.0f} images/s, {speed.limit_per_s:.0f} without preparing any"
-            )
+            prepared = PreparedBatches(task, batch)
+            speed = images_per_s(prepared, batch, workers, arguments.seconds)
+            limit = images_per_s(SameBatch(prepared[0]), batch, workers, arguments.seconds)
+            print(f"{workers} workers: {speed:.0f} images/s, {limit:.0f} without preparing any")
 
 
 if __name__ == "__main__":

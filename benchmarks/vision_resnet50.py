@@ -13,8 +13,8 @@ import time
 import torch
 from torch.nn.functional import cross_entropy
 
+from roundelay.vision.imagenet import ImageNet
 from roundelay.vision.resnet import IMAGENET_MODELS, imagenet_resnet
-from roundelay.vision.tasks import ImageNet
 from roundelay.vision.transforms import normalised
 
 

@@ -28,7 +28,7 @@ from roundelay.reports.plots.figures import picture
 from roundelay.simulation import VirtualLearner
 from roundelay.topology import Mixing
 from roundelay.transport import SimulatedNetwork
-from roundelay.vision.tasks import FashionMnist, FashionMnistConfig
+from roundelay.vision.fashion_mnist import FashionMnist, FashionMnistConfig
 
 TOPOLOGIES: dict[str, Callable[[int], Mixing]] = {
     "ring": roundelay.ring,

@@ -4,14 +4,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import NumberedBatches
 from torch import nn
 from torch.utils.data import DataLoader
 
 from roundelay.errors import ConfigError
 from roundelay.training.config import read
-from roundelay.vision.data import FashionMnistData
-from roundelay.vision.loading import PreparedBatches
-from roundelay.vision.tasks import FashionMnist, FashionMnistConfig, ImageNet, ImageNetConfig
+from roundelay.vision.fashion_mnist import FashionMnist, FashionMnistConfig
+from roundelay.vision.fashion_mnist_files import FashionMnistData
+from roundelay.vision.imagenet import ImageNet, ImageNetConfig
 
 HAVE_FASHION = (Path(os.environ.get("ROUNDELAY_DATA", "/nowhere")) / "fashion_mnist.tar").is_file()
 needs_fashion = pytest.mark.skipif(not HAVE_FASHION, reason="set ROUNDELAY_DATA to a folder with fashion_mnist.tar")
@@ -172,7 +173,7 @@ def test_missing_data_are_refused_before_anything_starts(tmp_path, monkeypatch):
 def test_a_miniature_imagenet_with_damaged_files_comes_through_worker_processes(imagenet):
     task = mini(imagenet)
     loader = DataLoader(
-        PreparedBatches(task, 5), batch_size=None, sampler=range(8), num_workers=2, multiprocessing_context="spawn"
+        NumberedBatches(task, 5), batch_size=None, sampler=range(8), num_workers=2, multiprocessing_context="spawn"
     )
     batches = list(loader)
     images, labels = torch.cat([each for each, _ in batches])[:37], torch.cat([each for _, each in batches])[:37]
@@ -206,12 +207,12 @@ def test_the_log_says_how_many_training_images_could_not_be_read_once_for_each_n
     task.batch(range(len(task)), rng())
     for _ in range(2):
         task.evaluate(module, "valid")
-    assert caplog.text.count("4 of 37 training images could not be read so far; others stood in for them") == 1
+    assert caplog.text.count("4 of 37 training images could not be read and were replaced") == 1
 
 
 @torch.no_grad()
 def test_evaluation_sees_the_images_in_order_whatever_the_number_of_threads(imagenet, monkeypatch):
-    monkeypatch.setattr("roundelay.vision.tasks.EVALUATION_BATCH", 4)
+    monkeypatch.setattr("roundelay.vision.imagenet.EVALUATION_BATCH", 4)
     one = list(mini(imagenet, threads=1).evaluation_batches("valid", 0, 1))
     three = list(mini(imagenet, threads=3).evaluation_batches("valid", 0, 1))
     assert [len(labels) for _, labels in one] == [4, 4, 3, 4, 2]
@@ -232,5 +233,5 @@ def test_imagenet_trains_a_step_with_as_many_classes_as_there_are_folders(imagen
 
 def test_different_classes_for_training_and_validation_are_refused(imagenet):
     (imagenet / "val" / "n03").rename(imagenet / "val" / "n04")
-    with pytest.raises(ConfigError, match="same classes; in one only: n03, n04"):
+    with pytest.raises(ConfigError, match="same classes; only one of them has: n03, n04"):
         mini(imagenet)

@@ -1,1 +1,1 @@
-"""Image classification: the ImageNet side of the first paper."""
+"""Image classification: Fashion-MNIST, and ImageNet as in the first paper."""

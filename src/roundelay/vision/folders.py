@@ -1,4 +1,4 @@
-"""Images in class folders, as ImageNet has them: DIR/train/<class>/*.JPEG and DIR/val/<class>/*.JPEG."""
+"""Images in class folders, such as ImageNet's: DIR/train/<class>/*.JPEG and DIR/val/<class>/*.JPEG."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("roundelay")
 
 EXTENSIONS = frozenset({".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
-GIVE_UP_AFTER = 100  # unreadable files in a row: then it is not the files
+GIVE_UP_AFTER = 100  # unreadable files in a row: then the disk is probably broken, not the files
 
 
 class ClassFolder:
-    """One folder per class, and the images in them, numbered by class and name.
+    """The images in a folder of class folders, sorted by class and name.
 
-    The list of files is kept in a cache and made again when a folder has changed. A file that cannot be decoded
-    costs nothing but a warning: its neighbour stands in for it, and it is counted.
+    The list of files is cached, and made again if a folder has changed. A file that cannot be decoded is logged and counted, and
+    `readable` returns the next image instead.
 
     Attributes:
-        classes: the names of the folders, in order; a label is a position among them.
-        files: the images, relative to `root`.
-        labels: the class of each.
-        not_images: how many files were left out because their names are not those of images.
+        classes: sorted names of the folders; a label is an index into this list.
+        files: paths of the images, relative to `root`.
+        labels: the label of each image.
+        not_images: number of files that are left out because of their extension.
 
-    Raises DataError if `root` is no folder with class folders in it, or they hold no image.
+    Raises DataError if `root` has no class folders, or if they have no images.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -48,8 +48,10 @@ class ClassFolder:
         ]
         self.labels = [label for label, files in enumerate(index["files"]) for _ in files]
         if not self.files:
-            raise DataError(f"no image in the folders of {self.root}; known are {', '.join(sorted(EXTENSIONS))}")
-        # One byte per file, shared with worker processes: they mark, whoever asks counts, and marking twice is no harm.
+            raise DataError(
+                f"no image in the folders of {self.root}; known extensions are {', '.join(sorted(EXTENSIONS))}"
+            )
+        # One byte per file, shared with worker processes. They only ever set bytes to 1, so no lock is needed.
         self._unreadable = torch.zeros(len(self.files), dtype=torch.uint8).share_memory_()
 
     def __len__(self) -> int:
@@ -57,7 +59,7 @@ class ClassFolder:
 
     @property
     def unreadable(self) -> int:
-        """How many different files could not be decoded so far, here or in a worker process."""
+        """Number of different files that could not be decoded so far, in this process or in a worker process."""
         return int(self._unreadable.sum(dtype=torch.int64))
 
     def image(self, sample: int) -> Image | None:
@@ -66,14 +68,14 @@ class ClassFolder:
             return decoded(self.root / self.files[sample])
         except MissingExtraError:
             raise
-        except Exception as error:  # decoders raise whatever they like on damaged files; none of it is ours
+        except Exception as error:  # decoders raise many kinds of errors for damaged files
             if not self._unreadable[sample]:
                 self._unreadable[sample] = 1
                 log.warning("cannot read image %s: %s", self.files[sample], error)
             return None
 
     def readable(self, sample: int) -> tuple[Image, int]:
-        """An image and its label: that of `sample` or, if it cannot be decoded, of the next one that can.
+        """Image `sample` and its label. If it cannot be decoded, the next image that can.
 
         Raises DataError after GIVE_UP_AFTER unreadable files in a row.
         """
@@ -83,13 +85,13 @@ class ClassFolder:
             if image is not None:
                 return image, self.labels[candidate]
         raise DataError(
-            f"none of {min(GIVE_UP_AFTER, len(self))} images in a row from {self.root / self.files[sample]} on can be read; "
-            "is the disk still there?"
+            f"cannot read {min(GIVE_UP_AFTER, len(self))} images in a row, beginning with {self.root / self.files[sample]}; "
+            "check the disk"
         )
 
 
 def decoded(path: Path) -> Image:
-    """An image file as RGB; whatever Pillow raises if it is none."""
+    """An image file as RGB. Raises an error of Pillow if it cannot be decoded."""
     try:
         from PIL.Image import open as opened
     except ImportError as error:
@@ -99,7 +101,7 @@ def decoded(path: Path) -> Image:
 
 
 def _index(root: Path) -> dict[str, Any]:
-    """Classes, files of each and the number of other files; from the cache, unless a folder has changed since."""
+    """Classes, their files and the number of other files, from the cache unless a folder has changed since."""
     state = _state(root)
     cache = _cache_file(root)
     try:
@@ -119,15 +121,15 @@ def _index(root: Path) -> dict[str, Any]:
 
 
 def _state(root: Path) -> list[list[Any]]:
-    """Name and time of the last change of every class folder: a file that comes or goes changes its folder's."""
+    """Name and modification time of every class folder. The time changes when a file is added or removed."""
     try:
         state = sorted([entry.name, entry.stat().st_mtime_ns] for entry in os.scandir(root) if entry.is_dir())
     except OSError as error:
         raise DataError(
-            f"cannot read the folder {root}: {error.strerror}; it should hold one folder per class"
+            f"cannot read the folder {root}: {error.strerror}; it should have one folder per class"
         ) from error
     if not state:
-        raise DataError(f"{root} has no folders in it; it should hold one folder per class, with its images")
+        raise DataError(f"{root} has no folders; it should have one folder per class, with images")
     return state
 
 
@@ -142,11 +144,11 @@ def _cache_file(root: Path) -> Path:
 
 
 def _store(cache: Path, index: dict[str, Any]) -> None:
-    """Atomically, for learners of one machine do this at the same time; a cache that cannot be written is only slow."""
+    """Write the cache atomically, since several learners of a machine may do so at once. A failure is only logged."""
     partial = cache.with_suffix(f".{os.getpid()}")
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps(index))
         partial.replace(cache)
     except OSError as error:
-        log.warning("cannot keep the list of images in %s: %s", cache, error)
+        log.warning("cannot write the list of images to %s: %s", cache, error)

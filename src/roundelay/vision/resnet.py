@@ -12,7 +12,7 @@ from roundelay.errors import ConfigError, unknown
 
 
 class Stem(NamedTuple):
-    """The first convolution: channels of the images, size and stride of its kernel, and whether a 3 x 3 maximum follows."""
+    """The first convolution: channels of the images, kernel size, stride, and whether a 3 x 3 max-pooling follows."""
 
     colours: int
     kernel: int
@@ -25,15 +25,15 @@ FASHION_STEM = Stem(colours=1, kernel=5, stride=3, pool=False)
 
 
 def conv(channels: int, out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the picture's size (divided by the stride); no bias, for a BatchNorm follows."""
+    """A convolution that divides the image size by the stride. It has no bias, because a BatchNorm follows."""
     return nn.Conv2d(channels, out, kernel, stride, padding=kernel // 2, bias=False)
 
 
 class Block(nn.Module):
-    """relu(x + F(x)); where F changes the shape, x goes through a 1 x 1 convolution, `downsample`.
+    """relu(x + F(x)). If F changes the shape, x goes through the 1 x 1 convolution `downsample`.
 
     Attributes:
-        expansion: channels that come out, per channel of `width`.
+        expansion: output channels / `width`.
     """
 
     expansion: ClassVar[int]
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
 
 class BasicBlock(Block):
-    """Two 3 x 3 convolutions, for the shallow networks."""
+    """Two 3 x 3 convolutions; for shallow networks."""
 
     expansion = 1
 
@@ -73,7 +73,7 @@ class BasicBlock(Block):
 
 
 class Bottleneck(Block):
-    """1 x 1 down, 3 x 3, 1 x 1 up; the stride is that of the 3 x 3, as in torchvision ("ResNet v1.5")."""
+    """Convolutions 1 x 1, 3 x 3 and 1 x 1. The 3 x 3 has the stride, as in torchvision ("ResNet v1.5")."""
 
     expansion = 4
 
@@ -93,17 +93,17 @@ class Bottleneck(Block):
 
 
 class ResNet(nn.Module):
-    """Stem, groups of blocks of which each but the first halves the picture, mean over pixels, linear classifier.
+    """Stem, groups of blocks, mean over pixels, linear classifier. Each group but the first halves the image size.
 
-    Convolutions start from He's normal distribution over the fan-out; the last BatchNorm of a block starts with weight
-    zero, so that every block is at first the identity (Goyal et al. 2017).
+    Convolutions are initialised by He's normal distribution (fan-out). The last BatchNorm of a block starts with weight zero, so
+    that every block starts as the identity (Goyal et al. 2017).
 
     Args:
         block: BasicBlock or Bottleneck.
-        depths: blocks per group.
-        widths: channels per group, before the block's expansion.
-        classes: how many logits come out.
-        stem: what comes before the first group.
+        depths: number of blocks of each group.
+        widths: channels of each group, before the block's expansion.
+        classes: number of logits.
+        stem: the layers before the first group.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ IMAGENET_MODELS: dict[str, tuple[type[Block], tuple[int, ...]]] = {
 
 
 def imagenet_resnet(name: str, classes: int = 1000) -> ResNet:
-    """ResNet-18, -34 or -50; a state_dict of torchvision's network of that name fits.
+    """ResNet-18, -34 or -50. It can load a state_dict of torchvision's network of that name.
 
     >>> sum(weight.numel() for weight in imagenet_resnet("resnet18").parameters())
     11689512
@@ -157,7 +157,7 @@ def imagenet_resnet(name: str, classes: int = 1000) -> ResNet:
 
 
 def fashion_resnet(width: int = 16) -> ResNet:
-    """For 28 x 28 grey pixels in 10 classes: three groups of one block, width, 2 width and 4 width channels.
+    """A ResNet for 28 x 28 grey pixels and 10 classes: three groups of one block with width, 2 width and 4 width channels.
 
     >>> sum(weight.numel() for weight in fashion_resnet(16).parameters())
     78010

@@ -1,7 +1,7 @@
-"""What is done to an image before a network sees it; whatever is random about it comes from the generator given.
+"""Image transforms: crops, mirroring, normalisation. All randomness comes from the generator that is passed in.
 
-Boxes are (left, top, right, bottom) in pixels, as Pillow has them. Images stay bytes until `normalised`, so that a worker
-process hands over a quarter of what floating numbers would be.
+Boxes are (left, top, right, bottom) in pixels, as in Pillow. Images stay bytes until `normalised`: a worker process then sends a
+quarter of the data that float32 would need.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ if TYPE_CHECKING:
 
 Box: TypeAlias = tuple[int, int, int, int]
 
-IMAGENET_MEAN, IMAGENET_STD = (
-    (0.485, 0.456, 0.406),
-    (0.229, 0.224, 0.225),
-)  # of RGB in 0..1; what torchvision's weights expect
-AREA = (0.08, 1.0)  # of a random crop, as a share of the image's (Szegedy et al. 2014)
+# Of RGB values in 0..1; torchvision's weights expect these.
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+AREA = (0.08, 1.0)  # area of a random crop / area of the image (Szegedy et al. 2014)
 RATIO = (3 / 4, 4 / 3)  # width / height of a random crop
 ATTEMPTS = 10
-MARGIN = 224 / 256  # the centre crop, as a share of the shorter side
+MARGIN = 224 / 256  # side of the centre crop / shorter side of the image
 
 
 def random_box(width: int, height: int, generator: torch.Generator) -> Box:
-    """A box whose area is uniform over AREA of the image's and whose ratio is log-uniform over RATIO.
+    """A random box: its area, relative to the image, is uniform in AREA, and its ratio is log-uniform in RATIO.
 
-    If ATTEMPTS of them do not fit (the image is very long), the largest box in the centre that keeps to RATIO.
+    If ATTEMPTS boxes do not fit (a very long image), the largest centred box with a ratio in RATIO.
     """
     for _ in range(ATTEMPTS):
         area = width * height * _uniform(*AREA, generator)
@@ -46,7 +44,7 @@ def random_box(width: int, height: int, generator: torch.Generator) -> Box:
 
 
 def centre_box(width: int, height: int, w: int, h: int) -> Box:
-    """The w x h pixels in the middle.
+    """The box of w x h pixels in the centre.
 
     >>> centre_box(341, 256, 224, 224)
     (58, 16, 282, 240)
@@ -55,7 +53,7 @@ def centre_box(width: int, height: int, w: int, h: int) -> Box:
 
 
 def shorter_side(width: int, height: int, side: int) -> tuple[int, int]:
-    """Width and height after scaling the shorter one to `side`.
+    """Width and height after the shorter one is scaled to `side`.
 
     >>> shorter_side(500, 375, 256)
     (341, 256)
@@ -64,7 +62,7 @@ def shorter_side(width: int, height: int, side: int) -> tuple[int, int]:
 
 
 def for_training(image: Image, size: int, generator: torch.Generator) -> Tensor:
-    """A random box scaled to size x size, mirrored or not: bytes (3, size, size)."""
+    """A random box, scaled to size x size and mirrored with probability 1/2: bytes (3, size, size)."""
     from PIL.Image import Resampling
 
     cropped = image.crop(random_box(*image.size, generator)).resize((size, size), Resampling.BILINEAR)
@@ -73,7 +71,7 @@ def for_training(image: Image, size: int, generator: torch.Generator) -> Tensor:
 
 
 def for_evaluation(image: Image, size: int) -> Tensor:
-    """The shorter side scaled to size / MARGIN, then the centre: bytes (3, size, size)."""
+    """The centre of the image after its shorter side is scaled to size / MARGIN: bytes (3, size, size)."""
     from PIL.Image import Resampling
 
     scaled = image.resize(shorter_side(*image.size, round(size / MARGIN)), Resampling.BILINEAR)
@@ -86,7 +84,7 @@ def as_bytes(image: Image) -> Tensor:
 
 
 def shifted_and_mirrored(images_BCHW: Tensor, shift: int, generator: torch.Generator) -> Tensor:
-    """Small images, each moved by up to `shift` pixels on a black ground (pad and crop) and mirrored with probability 1/2."""
+    """Images, each moved by up to `shift` pixels (padding is black) and mirrored with probability 1/2."""
     count, _, height, width = images_BCHW.shape
     padded = pad(images_BCHW, (shift,) * 4)
     tops, lefts = torch.randint(2 * shift + 1, (2, count, 1, 1, 1), generator=generator)
@@ -101,7 +99,8 @@ def shifted_and_mirrored(images_BCHW: Tensor, shift: int, generator: torch.Gener
 def normalised(images_BCHW: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """(x / 255 - mean) / std per channel, in the channels-last layout.
 
-    Convolutions are faster in it and pass it on; weights may stay as they are, so that exchanges need no reordering.
+    Convolutions are faster in this layout, and their outputs have it too. Weights keep their own layout, so that exchanges need
+    no reordering.
     """
     scale = 1 / (255 * torch.tensor(std, device=images_BCHW.device))
     offset = -torch.tensor(mean, device=images_BCHW.device) / torch.tensor(std, device=images_BCHW.device)

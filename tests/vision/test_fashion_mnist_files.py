@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from roundelay.errors import DataError
-from roundelay.vision.data import FashionMnistData, find_fashion_mnist, idx_array
+from roundelay.vision.fashion_mnist_files import FashionMnistData, find_fashion_mnist, idx_array
 
 SIZES = {"train": 60_000, "t10k": 10_000}
 
@@ -76,10 +76,10 @@ def test_without_any_place_the_error_says_what_to_do_and_where_to_get_the_data(t
 BROKEN = {
     "a wrong magic": (lambda good: b"\x00\x00\x0d\x03" + good[4:], "begins with 00 00 0d 03"),
     "another format": (lambda good: b"<html>", "begins with 3c 68 74 6d"),
-    "nothing in it": (lambda good: b"", "no idx file"),
+    "nothing in it": (lambda good: b"", "not an idx file"),
     "a cut header": (lambda good: good[:6], "6 bytes"),
-    "a cut file": (lambda good: good[:-1], "bytes where its header asks for"),
-    "too much": (lambda good: good + b"x", "bytes where its header asks for"),
+    "a cut file": (lambda good: good[:-1], "bytes, but its header says"),
+    "too much": (lambda good: good + b"x", "bytes, but its header says"),
     "other images": (lambda good: idx(np.zeros((60_000, 14, 14))), r"shape \(60000, 14, 14\)"),
 }
 
@@ -118,7 +118,7 @@ def test_damaged_compression_and_damaged_archives_are_named(tmp_path, contents):
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz is damaged"):
         FashionMnistData.load(tmp_path)
-    with pytest.raises(DataError, match="no tar archive"):
+    with pytest.raises(DataError, match="not a tar archive"):
         FashionMnistData.load(path)
 
 

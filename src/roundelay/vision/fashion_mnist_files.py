@@ -1,4 +1,4 @@
-"""Fashion-MNIST (Xiao et al. 2017) from its four idx files, as they come: in an archive or unpacked, compressed or not."""
+"""Reading Fashion-MNIST (Xiao et al. 2017): four idx files, in an archive or a folder, compressed or not."""
 
 from __future__ import annotations
 
@@ -20,15 +20,20 @@ from roundelay.errors import DataError
 DATA_VARIABLE = "ROUNDELAY_DATA"
 OFFICIAL_SOURCE = "https://github.com/zalandoresearch/fashion-mnist"
 ARCHIVE = "fashion_mnist.tar"
-FOLDERS = (".", "fashion_mnist", "fashion-mnist", "FashionMNIST/raw")  # below the given one; the last is torchvision's
-UNSIGNED_BYTES = 0x08  # the only type of idx that MNIST and its relatives use
+FOLDERS = (
+    ".",
+    "fashion_mnist",
+    "fashion-mnist",
+    "FashionMNIST/raw",
+)  # below the given folder; the last is torchvision's
+UNSIGNED_BYTES = 0x08  # the only idx type in MNIST and Fashion-MNIST
 
 ReadFile = Callable[[str], bytes]
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Images as bytes (N, C, H, W), and the number of each one's class."""
+    """Images as bytes (N, C, H, W), and the class number of each."""
 
     images: Tensor
     labels: Tensor
@@ -44,8 +49,8 @@ class Labelled:
 class FashionMnistData:
     """60,000 training and 10,000 test images of 28 x 28 grey pixels, in 10 classes.
 
-    The last 5,000 training images are for validation: whatever is tuned is tuned on them, and the test images are
-    looked at once, at the end.
+    The last 5,000 training images are for validation: hyperparameters are tuned on them, and the test images are used only for
+    the final figure.
     """
 
     train: Labelled
@@ -55,9 +60,9 @@ class FashionMnistData:
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> FashionMnistData:
-        """From an archive, or a folder that has it or the idx files; without a path from $ROUNDELAY_DATA.
+        """Read an archive, or a folder with the archive or the idx files; by default in $ROUNDELAY_DATA.
 
-        Raises DataError if it is not there, with where to get it, or if a file is not what it should be.
+        Raises DataError if files are missing or damaged; the message says where to get them.
         """
         read = find_fashion_mnist(path)
         train = _labelled(read, "train", 60_000)
@@ -71,12 +76,12 @@ def idx_array(content: bytes, name: str) -> np.ndarray:
     array([[7, 8, 9]], dtype=uint8)
     """
     if content[:3] != bytes([0, 0, UNSIGNED_BYTES]) or len(content) < 4:
-        raise DataError(f"{name} is no idx file of bytes: it begins with {content[:4].hex(' ')}, not with 00 00 08")
+        raise DataError(f"{name} is not an idx file of bytes: it begins with {content[:4].hex(' ')}, not with 00 00 08")
     axes = content[3]
     shape = np.frombuffer(content, ">u4", axes, offset=4).tolist() if len(content) >= 4 + 4 * axes else [0]
     expected = 4 + 4 * axes + int(np.prod(shape, dtype=np.int64))
     if len(content) != expected:
-        raise DataError(f"{name} has {len(content)} bytes where its header asks for {expected}; fetch it again")
+        raise DataError(f"{name} has {len(content)} bytes, but its header says {expected}; download it again")
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
@@ -85,27 +90,27 @@ def _labelled(read: ReadFile, part: str, count: int) -> Labelled:
     images, labels = idx_array(read(images_name), images_name), idx_array(read(labels_name), labels_name)
     for name, array, shape in ((images_name, images, (count, 28, 28)), (labels_name, labels, (count,))):
         if array.shape != shape:
-            raise DataError(f"{name} has shape {array.shape}, Fashion-MNIST's has {shape}")
+            raise DataError(f"{name} has shape {array.shape}, expected {shape}")
     if labels.max() > 9:
         raise DataError(f"{labels_name} has class {labels.max()}; Fashion-MNIST's classes are 0 to 9")
     return Labelled(torch.from_numpy(images.copy()).unsqueeze(1), torch.from_numpy(labels.astype(np.int64)))
 
 
 def find_fashion_mnist(path: str | Path | None = None) -> ReadFile:
-    """How to read one of the four files, wherever at or below `path` (or $ROUNDELAY_DATA) they are.
+    """A function that reads one of the four files by name, from `path` or a folder below it (default: $ROUNDELAY_DATA).
 
-    Raises DataError if they are not there, with where to get them.
+    Raises DataError if the files are not there; the message says where to get them.
     """
-    place = _given(path)
-    if place.is_file():
-        return _in_archive(place)
-    for folder in (place / below for below in FOLDERS):
+    location = _given(path)
+    if location.is_file():
+        return _archive_reader(location)
+    for folder in (location / below for below in FOLDERS):
         if _candidates(folder, "train-images-idx3-ubyte"):
-            return partial(_in_folder, folder)
-    if (place / ARCHIVE).is_file():
-        return _in_archive(place / ARCHIVE)
+            return partial(_read_from_folder, folder)
+    if (location / ARCHIVE).is_file():
+        return _archive_reader(location / ARCHIVE)
     raise DataError(
-        f"no Fashion-MNIST in {place}; put {ARCHIVE} there, or train-images-idx3-ubyte.gz and the other three files "
+        f"no Fashion-MNIST in {location}; put {ARCHIVE} there, or train-images-idx3-ubyte.gz and the other three files "
         f"from {OFFICIAL_SOURCE}"
     )
 
@@ -114,7 +119,7 @@ def _given(path: str | Path | None) -> Path:
     named = str(path or "") or os.environ.get(DATA_VARIABLE, "")
     if not named:
         raise DataError(
-            f"no place for Fashion-MNIST was given; give a path (--data) or set ${DATA_VARIABLE} to a folder with {ARCHIVE} "
+            f"Fashion-MNIST is not found: give a path (--data) or set ${DATA_VARIABLE} to a folder with {ARCHIVE} "
             f"or with the four idx files from {OFFICIAL_SOURCE}"
         )
     return Path(named).expanduser()
@@ -124,20 +129,20 @@ def _candidates(folder: Path, name: str) -> list[Path]:
     return [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
 
 
-def _in_folder(folder: Path, name: str) -> bytes:
+def _read_from_folder(folder: Path, name: str) -> bytes:
     found = _candidates(folder, name)
     if not found:
         raise DataError(f"{folder} has no {name} and no {name}.gz; get it from {OFFICIAL_SOURCE}")
     return _inflated(found[0].read_bytes(), name)
 
 
-def _in_archive(archive: Path) -> ReadFile:
+def _archive_reader(archive: Path) -> ReadFile:
     try:
         with tarfile.open(archive) as tar:
             members = {Path(member.name).name: member for member in tar.getmembers() if member.isfile()}
     except tarfile.TarError as error:
         raise DataError(
-            f"{archive} is no tar archive ({error}); give {ARCHIVE} or a folder with the idx files"
+            f"{archive} is not a tar archive ({error}); give {ARCHIVE} or a folder with the idx files"
         ) from error
 
     def read(name: str) -> bytes:
@@ -158,4 +163,4 @@ def _inflated(content: bytes, name: str) -> bytes:
     try:
         return gzip.decompress(content)
     except (OSError, EOFError) as error:
-        raise DataError(f"{name}.gz is damaged ({error}); fetch it again from {OFFICIAL_SOURCE}") from error
+        raise DataError(f"{name}.gz is damaged ({error}); download it again from {OFFICIAL_SOURCE}") from error

@@ -1,0 +1,244 @@
+"""What one learner does when the membership changes. Client, endpoint, transport and strategy are stand-ins."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from roundelay.cluster.membership import Membership, View
+from roundelay.elastic import ElasticGroup, Progress, TrainingState
+from roundelay.errors import LaunchError, MembershipChangedError, PeerLostError
+from roundelay.transport.heartbeats import NO_HEARTBEAT
+
+
+class Client:
+    """Answers barriers with the views in `views`, one after the other, and records what it is told."""
+
+    def __init__(self, learner, view, *views, joining=False):
+        self.id, self.view, self.views, self.joining = learner, view, list(views), joining
+        self.calls, self.barriers = [], []
+        self.on_view = None
+
+    def barrier(self, generation, value=None, lost=(), address=None):
+        self.barriers.append((generation, value, list(lost), address))
+        self.view = self.views.pop(0)
+        return self.view
+
+    def confirm_view(self):
+        self.calls.append("confirm_view")
+
+    def ready(self):
+        self.calls.append("ready")
+
+
+class Transport:
+    """Offers the states in `states` of its peers; a peer without one is lost."""
+
+    def __init__(self, states=(), lost=None):
+        self.states, self.lost, self.calls = dict(states), lost or {}, []
+
+    def fetch(self, peer):
+        future = Future()
+        if peer in self.states:
+            future.set_result(self.states[peer])
+        else:
+            future.set_exception(PeerLostError(peer, "its process ended"))
+        return future
+
+    def offer(self, state):
+        self.offered = state
+
+    def lose(self, peer, reason):
+        self.calls.append(("lose", peer, reason))
+
+    def admit(self, peer, address):
+        self.calls.append(("admit", peer, address))
+
+    def fail(self, error):
+        self.calls.append(("fail", error))
+
+    def close(self, failure=""):
+        self.calls.append(("close", failure))
+
+
+class Endpoint:
+    def __init__(self, transport):
+        self.transport = transport
+
+    def open(self):
+        return "host", 7
+
+    def connect(self, learner, view, *, joining):
+        self.joined = joining
+        return self.transport
+
+
+def strategy(*, reforms_alone, needs_equal_weights=False):
+    return SimpleNamespace(
+        reforms_alone=reforms_alone,
+        needs_equal_weights=needs_equal_weights,
+        at_rest=lambda: contextlib.nullcontext(None),
+    )
+
+
+def view_of(living, generation=0, values=None):
+    return View(Membership(tuple(living), generation), {each: ("host", each) for each in living}, values or {})
+
+
+def training_state(value):
+    module = nn.Linear(2, 1, bias=False)
+    nn.init.constant_(module.weight, value)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    module(torch.ones(2)).sum().backward()
+    optimizer.step()  # momentum is there
+    nn.init.constant_(module.weight, value)
+    return module, TrainingState(module, optimizer)
+
+
+def bytes_of(value):
+    return training_state(value)[1].to_bytes()
+
+
+def following(chosen, view=None, learner=0):
+    """A group that follows a learner, with what the learner is told recorded."""
+    client, transport = Client(learner, view or view_of([0, 1, 2])), Transport()
+    group = ElasticGroup(client, Endpoint(transport), training_state(0.0)[1])
+    reformed = []
+    trained = SimpleNamespace(strategy=chosen, transport=transport, reform=reformed.append)
+    group.follow(trained)
+    return client, transport, reformed
+
+
+def progress(*, ready=True, first=0, steps=0):
+    return {"ready": ready, "first_unconfirmed": first, "weight_steps": steps}
+
+
+def test_a_strategy_that_reforms_alone_follows_every_change():
+    client, transport, reformed = following(strategy(reforms_alone=True))
+    new = view_of([0, 2, 5], generation=1)
+    client.on_view(new, "learner 1 died: killed")
+    assert transport.calls == [("lose", 1, "learner 1 died: killed"), ("admit", 5, ("host", 5))]
+    assert reformed == [new.membership]
+    assert client.calls == ["confirm_view", "confirm_view"]  # the first view, and the new one
+
+
+def test_other_strategies_are_interrupted_so_that_they_meet():
+    client, transport, reformed = following(strategy(reforms_alone=False))
+    client.on_view(view_of([0, 2], generation=1), "learner 1 died: killed")
+    ((kind, error),) = transport.calls
+    assert (kind, str(error)) == ("fail", "learner 1 died: killed")
+    assert isinstance(error, MembershipChangedError)
+    assert reformed == []
+
+
+def test_a_learner_that_has_finished_and_left_interrupts_no_other():
+    client, transport, _ = following(strategy(reforms_alone=False))
+    client.on_view(view_of([0, 2], generation=1), "")
+    assert transport.calls == []
+
+
+def test_an_error_while_following_a_change_reaches_the_training_thread():
+    client, transport, reformed = following(strategy(reforms_alone=True))
+    transport.lose = None
+    client.on_view(view_of([0, 2], generation=1), "learner 1 died")
+    assert [(kind, type(error)) for kind, error in transport.calls] == [("fail", TypeError)]
+    assert reformed == []
+
+
+def test_a_change_that_came_while_the_learner_connected_is_applied_at_once():
+    client, transport = Client(0, view_of([0, 1])), Transport()
+    group = ElasticGroup(client, Endpoint(transport), training_state(0.0)[1])
+    client.view = view_of([0], generation=1)
+    group.follow(SimpleNamespace(strategy=strategy(reforms_alone=True), transport=transport, reform=lambda _: None))
+    assert [(kind, peer) for kind, peer, _ in transport.calls] == [("lose", 1)]
+
+
+def test_a_joining_learner_begins_with_the_mean_of_its_two_nearest_peers():
+    module, state = training_state(0.0)
+    transport = Transport({0: bytes_of(1.0), 1: bytes_of(9.0), 2: bytes_of(3.0)})
+    endpoint = Endpoint(transport)
+    group = ElasticGroup(Client(3, view_of([0, 1, 2, 3]), joining=True), endpoint, state)
+    group.connect(strategy(reforms_alone=True), ready=False)
+    assert endpoint.joined
+    assert torch.equal(module.weight, torch.full((1, 2), 2.0))  # learners 0 and 2, on a ring
+
+
+def test_a_joining_learner_takes_the_state_of_any_other_if_the_nearest_are_lost():
+    module, state = training_state(0.0)
+    group = ElasticGroup(Client(3, view_of([0, 1, 2, 3])), Endpoint(Transport({1: bytes_of(9.0)})), state)
+    group.connect(strategy(reforms_alone=True), ready=False)
+    assert torch.equal(module.weight, torch.full((1, 2), 9.0))
+
+
+def test_a_joining_learner_that_gets_no_weights_fails_and_closes_its_transport():
+    transport = Transport()
+    group = ElasticGroup(Client(3, view_of([0, 1, 2, 3])), Endpoint(transport), training_state(0.0)[1])
+    with pytest.raises(LaunchError, match="no learner of the run could send its weights"):
+        group.connect(strategy(reforms_alone=True), ready=False)
+    assert transport.calls[0][0] == "close"
+
+
+@pytest.mark.parametrize(("needs_equal_weights", "expected"), [(True, 5.0), (False, 1.0)])
+def test_after_a_meeting_a_learner_behind_keeps_its_weights_unless_all_must_be_equal(needs_equal_weights, expected):
+    values = {0: progress(steps=9), 1: progress(steps=10)}
+    module, state = training_state(1.0)
+    client = Client(0, view_of([0, 1], 2, values), view_of([0, 1], 3))
+    group = ElasticGroup(client, Endpoint(Transport({1: bytes_of(5.0)})), state)
+    group.connect(strategy(reforms_alone=False, needs_equal_weights=needs_equal_weights), ready=True)
+    assert torch.equal(module.weight, torch.full((1, 2), expected))
+    assert group.view.membership.generation == 3
+
+
+def test_after_a_meeting_a_learner_without_weights_takes_those_with_the_most_steps():
+    values = {0: progress(ready=False), 1: progress(steps=9), 2: progress(steps=10)}
+    module, state = training_state(0.0)
+    client = Client(0, view_of([0, 1, 2], 2, values), view_of([0, 1, 2], 3))
+    group = ElasticGroup(client, Endpoint(Transport({2: bytes_of(5.0)})), state)
+    group.connect(strategy(reforms_alone=False), ready=False)
+    assert torch.equal(module.weight, torch.full((1, 2), 5.0))
+
+
+def test_learners_meet_again_if_one_is_lost_before_all_have_their_weights():
+    client = Client(0, view_of([0, 1], 2, {0: progress(), 1: progress()}), view_of([0], 4))
+    group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1])
+    with pytest.raises(MembershipChangedError, match="lost before all could go on"):
+        group.connect(strategy(reforms_alone=False), ready=True)
+
+
+def test_a_meeting_goes_on_from_the_first_chunk_that_not_all_have_used():
+    values = {0: progress(first=12, steps=10), 1: progress(first=8, steps=9), 2: progress(ready=False)}
+    client = Client(0, view_of([0, 1, 2]), view_of([0, 1, 2], 1, values))
+    group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1])
+    mine = Progress(ready=True, first_unconfirmed=12, weight_steps=10)
+    assert group.meet(mine) == Progress(ready=True, first_unconfirmed=8, weight_steps=10)
+    assert client.barriers == [(0, progress(first=12, steps=10), [], ("host", 7))]
+
+
+def test_a_meeting_is_told_which_peers_are_silent_but_not_which_have_closed_their_connection():
+    client, transport, _ = following(strategy(reforms_alone=False))
+    transport.lost = {1: f"{NO_HEARTBEAT}, and more", 2: "its connection closed"}
+    client.views = [view_of([0, 1], 1, {0: progress(), 1: progress()})]
+    group = client.on_view.__self__
+    group.meet(Progress(ready=True, first_unconfirmed=0, weight_steps=0))
+    assert client.barriers[0][2] == [1]
+
+
+def test_a_meeting_without_weights_of_the_run_fails():
+    client = Client(0, view_of([0]), view_of([0], 1, {0: progress(ready=False)}))
+    group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1])
+    with pytest.raises(LaunchError, match="--resume"):
+        group.meet(Progress(ready=False, first_unconfirmed=0, weight_steps=0))
+
+
+def test_a_super_learner_that_has_lost_a_member_leaves_and_the_others_meet_once_more():
+    values = {each: progress() for each in (0, 1, 2)}
+    for learner, error in ((2, LaunchError), (0, MembershipChangedError)):
+        client = Client(learner, view_of([0, 1, 2, 3]), view_of([0, 1, 2], 1, values))
+        group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1], group_size=2)
+        with pytest.raises(error):
+            group.meet(Progress(ready=True, first_unconfirmed=0, weight_steps=0))

@@ -1,4 +1,4 @@
-"""A plain PyTorch loop on handwritten digits, made decentralised. Lines marked with + are all that was added.
+"""A plain PyTorch loop on handwritten digits, made decentralised by the lines marked with +.
 
 python examples/02_own_loop.py                                                      # one learner
 torchrun --nproc-per-node 4 examples/02_own_loop.py --strategy adpsgd               # four
@@ -15,15 +15,13 @@ from torch import nn
 import roundelay  # +
 
 STRATEGIES = {
-    "allreduce": lambda n: roundelay.Allreduce(),
-    "dpsgd-ring": lambda n: roundelay.DPSGD(roundelay.ring(n)),
-    "dpsgd": lambda n: roundelay.DPSGD(roundelay.random_ring(n)),
-    "adpsgd-ring": lambda n: roundelay.ADPSGD(roundelay.ring(n)),
-    "adpsgd": lambda n: roundelay.ADPSGD(roundelay.random_ring(n)),
-    "delay-by-one": lambda n: roundelay.DelayByOne(),
-    "super-learner": lambda n: roundelay.SuperLearner(
-        roundelay.ADPSGD(roundelay.ring(max(n // 2, 1))), group_size=min(n, 2)
-    ),
+    "allreduce": lambda: roundelay.Allreduce(),
+    "dpsgd-ring": lambda: roundelay.DPSGD("ring"),
+    "dpsgd": lambda: roundelay.DPSGD("random-ring"),
+    "adpsgd-ring": lambda: roundelay.ADPSGD("ring"),
+    "adpsgd": lambda: roundelay.ADPSGD("random-ring"),
+    "delay-by-one": lambda: roundelay.DelayByOne(),
+    "super-learner": lambda: roundelay.SuperLearner(roundelay.ADPSGD("ring"), group_size=2),
 }
 
 
@@ -40,7 +38,7 @@ def main():
     images = torch.tensor(digits.data, dtype=torch.float32) / 16
     labels = torch.tensor(digits.target)
     train, test = slice(0, 1500), slice(1500, None)
-    mine = range(world.rank, 1500, world.size)  # this learner's share of the data
+    mine = range(world.rank, 1500, world.size)  # the part of the data that this learner trains on
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
@@ -49,7 +47,7 @@ def main():
     slow_learner, factor = args.slow.split(":")
     pause_s = 0.002 * (float(factor) if int(slow_learner) == world.rank else 1.0)
 
-    strategy = STRATEGIES[args.strategy](world.size)  # +
+    strategy = STRATEGIES[args.strategy]()  # +
     began = time.perf_counter()
     with roundelay.Learner(model, optimizer, strategy, world.transport()) as learner:  # +
         for epoch in range(args.epochs):
@@ -59,7 +57,7 @@ def main():
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                time.sleep(pause_s)  # stands for the work of a larger model
+                time.sleep(pause_s)  # as if the model were larger
         seconds = time.perf_counter() - began
 
         learner.finish()  # +

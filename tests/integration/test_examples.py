@@ -1,4 +1,4 @@
-"""The examples, run as their first lines say."""
+"""The examples run with the commands of their first lines, and their results are right."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(*arguments: str) -> str:
     return ended.stdout
 
 
-def test_consensus():
+def test_learners_agree_on_the_mean():
     lines = run(str(EXAMPLES / "01_consensus.py")).splitlines()[1:]
     figures = {line[:34].strip(): [float(word) for word in line[34:].split()] for line in lines}
     assert all(mean == 3.5 for mean, _ in figures.values())
@@ -57,11 +57,11 @@ def test_own_loop_under_torchrun(strategy):
     )
     accuracies = [float(text) for text in re.findall(r"accuracy of the mean model ([\d.]+)%", out)]
     assert len(accuracies) == 4
-    assert len(set(accuracies)) == 1  # it is the same model everywhere
+    assert len(set(accuracies)) == 1  # all learners evaluate the same mean model
     assert accuracies[0] > 85
 
 
-def test_a_task_of_ones_own(tmp_path):
+def test_own_task(tmp_path):
     words = ["train", "own_task:Sines", "--learners", "2", "--epochs", "10", "--out", str(tmp_path / "run")]
     ended = subprocess.run(
         [sys.executable, "-m", "roundelay", *words],
@@ -76,6 +76,6 @@ def test_a_task_of_ones_own(tmp_path):
     assert results["test"]["accuracy"] > 0.8
 
 
-def test_the_page_about_tasks_shows_the_example():
+def test_the_page_about_own_tasks_shows_the_example():
     page = (EXAMPLES.parent / "docs" / "your-own-task.md").read_text()
     assert (EXAMPLES / "own_task.py").read_text() in page

@@ -15,12 +15,12 @@ from torch import nn
 import roundelay  # +
 
 STRATEGIES = {
-    "allreduce": lambda: roundelay.Allreduce(),
+    "allreduce": roundelay.Allreduce,
     "dpsgd-ring": lambda: roundelay.DPSGD("ring"),
     "dpsgd": lambda: roundelay.DPSGD("random-ring"),
     "adpsgd-ring": lambda: roundelay.ADPSGD("ring"),
     "adpsgd": lambda: roundelay.ADPSGD("random-ring"),
-    "delay-by-one": lambda: roundelay.DelayByOne(),
+    "delay-by-one": roundelay.DelayByOne,
     "super-learner": lambda: roundelay.SuperLearner(roundelay.ADPSGD("ring"), group_size=2),
 }
 

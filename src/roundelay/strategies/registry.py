@@ -32,11 +32,25 @@ def strategy_named(name: str, **options: Any) -> Strategy:  # noqa: ANN401  # ea
     >>> strategy_named("dpsgd", topology="ring", max_lead=4)
     <roundelay.strategies.dpsgd.DPSGD object at ...>
     """
-    factory = _from_plugin(name) if plugins.is_path(name) else STRATEGIES.get(name)
-    if factory is None:
+    taken = {option: value for option, value in options.items() if takes_option(name, option)}
+    return _factory(name)(**taken)
+
+
+def takes_option(name: str, option: str) -> bool:
+    """Whether the strategy called `name`, or `module:Class`, has this option. Raises StrategyError as `strategy_named`.
+
+    >>> takes_option("dpsgd", "topology"), takes_option("allreduce", "topology")
+    (True, False)
+    """
+    return option in inspect.signature(_factory(name)).parameters
+
+
+def _factory(name: str) -> Callable[..., Strategy]:
+    if plugins.is_path(name):
+        return _from_plugin(name)
+    if name not in STRATEGIES:
         raise StrategyError(unknown("strategy", name, STRATEGIES) + "; or a class as module:Class")
-    taken = inspect.signature(factory).parameters
-    return factory(**{option: value for option, value in options.items() if option in taken})
+    return STRATEGIES[name]
 
 
 def _from_plugin(path: str) -> Callable[..., Strategy]:

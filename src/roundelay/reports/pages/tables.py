@@ -11,7 +11,7 @@ from roundelay.reports.pages.formats import MISSING, config_value, count, durati
 from roundelay.reports.pages.markup import Html, join, tag
 from roundelay.reports.pages.run import SPLITS, Run
 from roundelay.reports.pages.time_series import number
-from roundelay.reports.pages.topology_pictures import ON_A_TOPOLOGY
+from roundelay.reports.pages.topology_pictures import has_topology
 
 MOST_LISTED = 256  # learners, and events
 LESS_IS_BETTER = {"loss", "wer", "cer", "per", "error", "perplexity"}
@@ -65,9 +65,9 @@ def _best(values: Sequence[float], name: str) -> float | None:
 
 
 def _topology(run: Run) -> str:
-    if run.config.get("strategy") not in ON_A_TOPOLOGY:
-        return "all learners" if run.config.get("strategy") else MISSING
-    return config_value(run.config.get("topology"))
+    if run.config.get("strategy") is None:
+        return MISSING
+    return config_value(run.config.get("topology")) if has_topology(run) else "all learners"
 
 
 def state(run: Run) -> str:

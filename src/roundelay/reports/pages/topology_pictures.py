@@ -13,7 +13,15 @@ from roundelay.reports.pages.markup import Html, join, tag
 from roundelay.reports.pages.run import Run
 from roundelay.topology import named
 
-ON_A_TOPOLOGY = ("adpsgd", "dpsgd")
+
+def has_topology(run: Run) -> bool:
+    """Whether the strategy of the run takes a topology; True if the strategy is a class that cannot be imported here."""
+    from roundelay.strategies.registry import takes_option
+
+    try:
+        return takes_option(str(run.config.get("strategy")), "topology")
+    except RoundelayError:
+        return True
 
 
 def topology_pictures(runs: Sequence[Run]) -> Html:
@@ -32,7 +40,7 @@ def _picture(run: Run) -> Html:
     strategy, topology = run.config.get("strategy"), str(run.config.get("topology"))
     if strategy is None:
         return tag("p", "The run has left no configuration, so its topology is not known.")
-    if strategy not in ON_A_TOPOLOGY:
+    if not has_topology(run):
         return tag("p", f"No topology: with {strategy} all learners average with all others.")
     try:
         group_size, seed = int(run.config.get("group_size", 1)), int(run.config.get("seed", 0))

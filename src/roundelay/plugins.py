@@ -1,4 +1,4 @@
-"""A user's own class or function by its path `module:name`: as good as a built-in one wherever names are taken."""
+"""A user's own class or function, given as `module:name`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ def is_path(text: str) -> bool:
 
 
 def load(path: str, what: str, error: type[RoundelayError]) -> object:
-    """What `module:name` names. The working directory is searched first, as `python -m` does.
+    """Import the module of `module:name` and return the object of that name.
 
-    Raises `error` if the module cannot be imported or has no such name; `what` is the noun used in that message.
+    The working directory is searched first, as with `python -m`. Raises `error` if the module cannot be imported or has
+    no such name; `what` is the noun that the message uses for the object.
     """
     module_name, _, name = path.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module_name), name)
+        module = importlib.import_module(module_name)
     except ImportError as reason:
         raise error(f"cannot import the {what} '{path}': {reason}") from reason
-    except AttributeError:
-        raise error(f"the module '{module_name}' has no '{name}'") from None
+    if not hasattr(module, name):
+        raise error(f"the module '{module_name}' has no '{name}'")
+    return getattr(module, name)

@@ -155,9 +155,28 @@ class TestFiles:
 
     def test_a_file_knows_its_own_number_of_learners(self, mistake, tmp_path):
         np.save(tmp_path / "w.npy", ring(8).matrix())
-        assert "has 8 learners, but --learners says 9" in mistake(
+        assert "w.npy(8) is for 8 learners, but 9 are here" in mistake(
             "topology", str(tmp_path / "w.npy"), "--learners", "9"
         )
+
+
+class TestFunctions:
+    @pytest.fixture(autouse=True)
+    def own_module(self, monkeypatch, tmp_path):
+        (tmp_path / "own_topologies.py").write_text(
+            "import roundelay\ndef lonely_hub(size):\n    return roundelay.star(size)\n"
+        )
+        monkeypatch.chdir(tmp_path)
+
+    def test_a_function_of_a_module_is_asked_for_the_number_of_learners(self, figures):
+        assert figures("own_topologies:lonely_hub", "--learners", "10")["spectral_gap"] == pytest.approx(1 / 10)
+
+    def test_a_function_does_not_know_the_number_of_learners(self, mistake):
+        assert "own_topologies:lonely_hub needs --learners N" in mistake("topology", "own_topologies:lonely_hub")
+
+    def test_a_function_that_is_not_there(self, mistake):
+        line = mistake("topology", "own_topologies:absent", "--learners", "4")
+        assert "the module 'own_topologies' has no 'absent'" in line
 
 
 class TestPictures:
@@ -183,6 +202,7 @@ class TestMistakes:
         ("words", "complaint"),
         [
             ("rnig --learners 8", "unknown topology 'rnig'; did you mean 'ring'?"),
+            ("rnig --learners 8", "or a file (.npy, .csv, .edgelist, .graphml), or module:function"),
             ("random_ring --learners 8", "did you mean 'random-ring'?"),
             ("ring --learners 0", "--learners: needs a whole number of at least 1, got '0'"),
             ("ring --learners -4", "--learners: needs a whole number of at least 1, got '-4'"),

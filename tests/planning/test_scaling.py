@@ -1,73 +1,65 @@
-"""Predictions against closed forms, and against the strategies themselves on the virtual clock."""
+"""Scaling from one learner to all, and the papers' hours beside the model's."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from roundelay.planning.scaling import (
-    PUBLISHED as ROWS,
-    STRATEGIES,
-    Job,
-    fitted_sample_s,
-    paper_hours,
-    papers,
-    predict,
-    step_s,
-)
-from roundelay.simulation.learners import seconds_per_step
-from roundelay.simulation.network import Links
-from roundelay.strategies import DPSGD, DelayByOne
-from roundelay.topology import ring
+from roundelay.planning import Cluster, best_of_each, ranking, scaling
+from roundelay.planning.published import PUBLISHED, comparisons, fitted_sample_s, training_h
+from roundelay.planning.scaling import ScalingPoint, sizes
 
-FAST = Links(latency_s=5e-6, bandwidth_Bps=12.5e9, node_size=4, inside_bandwidth_Bps=50e9)
+FAST = Cluster(16, 165e6, 0.3, bandwidth_Bps=12.5e9, latency_s=5e-6, group_size=4, group_bandwidth_Bps=50e9)
 
 
-def job(**changes) -> Job:
-    return Job(**({"model_bytes": 165e6, "step_s": 0.3, "batch": 128, "epoch_samples": 1e6, "links": FAST} | changes))
+def points(cluster: Cluster, epoch_steps: int | None = None) -> list[ScalingPoint]:
+    return scaling(cluster, best_of_each(ranking(cluster)), epoch_steps)
 
 
 def test_one_learner_needs_its_steps_and_nothing_else():
-    for row in predict(job(), learners=(1,)):
-        assert row.epoch_s == pytest.approx(1e6 / 128 * 0.3)
-        assert (row.speedup, row.efficiency) == pytest.approx((1.0, 1.0))
+    for point in points(FAST, epoch_steps=1000):
+        if point.learners == 1:
+            assert point.epoch_s == pytest.approx(1000 * 0.3)
+            assert (point.speedup, point.efficiency) == pytest.approx((1.0, 1.0))
 
 
 def test_without_spread_and_with_a_perfect_network_everything_scales_perfectly():
-    perfect = job(spread=0.0, links=Links(node_size=4))
-    for row in predict(perfect, learners=(4, 64)):
-        assert row.efficiency == pytest.approx(1.0)
+    perfect = replace(FAST, step_spread=0.0, latency_s=0.0, bandwidth_Bps=1e20, group_bandwidth_Bps=1e20)
+    assert all(point.efficiency == pytest.approx(1.0) for point in points(perfect))
 
 
-def test_nobody_is_faster_than_the_ideal():
-    for row in predict(job(), learners=(1, 16, 256)):
-        assert row.efficiency <= 1.0 + 1e-9
+def test_an_epoch_takes_the_time_of_one_learner_divided_by_the_speed_up():
+    for point in points(replace(FAST, slowest_factor=3.0), epoch_steps=500):
+        assert point.epoch_s == pytest.approx(500 * 0.3 / point.speedup)
+        assert point.speedup <= point.learners * (1 + 1e-9)
 
 
-# Where the links are the bottleneck, messages queue at ports out of step, which the recursion leaves out.
-@pytest.mark.parametrize(("bandwidth_Bps", "error"), [(1e9, 0.01), (100e6, 0.2)])
-def test_swaps_and_averages_take_what_the_strategies_take_on_the_clock(bandwidth_Bps, error):
-    links = Links(latency_s=1e-3, bandwidth_Bps=bandwidth_Bps)
-    one = job(model_bytes=100e6, step_s=0.5, spread=0.0, links=links)
-    for name, strategy_of in (("dpsgd ring", lambda: DPSGD(ring(8))), ("delay-by-one", DelayByOne)):
-        on_the_clock = seconds_per_step(strategy_of, links, 100e6, [0.5] * 8)
-        assert step_s(name, 8, one) == pytest.approx(on_the_clock, rel=error)
+def test_every_candidate_is_predicted_from_one_learner_to_all():
+    for label in {point.strategy for point in points(FAST)}:
+        assert [point.learners for point in points(FAST) if point.strategy == label] == [1, 2, 4, 8, 16]
 
 
-def test_learners_of_a_node_share_its_port():
-    slow = job(model_bytes=1e9, step_s=0.01, spread=0.0, links=Links(bandwidth_Bps=1e9, node_size=4))
-    # A ring over nodes of 4: two models leave each node in a round.
-    assert step_s("dpsgd ring", 16, slow) == pytest.approx(2.0)
+def test_the_last_point_is_that_of_the_ranking():
+    last = {point.strategy: point.step_s for point in points(FAST) if point.learners == 16}
+    assert last == {row.label: row.step_s for row in best_of_each(ranking(FAST))}
+
+
+def test_a_size_that_a_topology_does_not_support_is_left_out():
+    cube = [row for row in ranking(replace(FAST, learners=8, group_size=1)) if row.topology == "hypercube"][:1]
+    found = scaling(replace(FAST, learners=12, group_size=1), cube)
+    assert [point.learners for point in found] == [1, 2, 4, 8]
+
+
+def test_sizes_are_whole_groups_once_there_is_more_than_one():
+    assert sizes(replace(FAST, learners=20)) == [1, 2, 4, 8, 16, 20]
+    assert sizes(replace(FAST, learners=12, group_size=6)) == [1, 2, 4, 6, 12]
 
 
 def test_the_fitted_rows_fit_and_the_others_are_predictions():
-    assert paper_hours(fitted_sample_s(ROWS[0]), 16, 2560) == pytest.approx(14.0, rel=1e-4)
-    rows = papers()
-    assert [row["fitted"] for row in rows] == [True, False, True, False]
-    assert [row["published_h"] for row in rows] == [14.0, 5.2, 2.28, 1.98]
-    assert rows[1]["sample_s"] == rows[0]["sample_s"]
-
-
-def test_every_strategy_is_predicted_for_every_number_of_learners():
-    assert {(row.strategy, row.learners) for row in predict(job(), learners=(1, 2, 3))} == {
-        (strategy, n) for strategy in STRATEGIES for n in (1, 2, 3)
-    }
+    assert training_h(fitted_sample_s(PUBLISHED[0]), 16, 2560) == pytest.approx(14.0, rel=1e-4)
+    rows = comparisons()
+    assert [row.fitted for row in rows] == [True, False, True, False]
+    assert [row.published_h for row in rows] == [14.0, 5.2, 2.28, 1.98]
+    assert [row.predicted_h for row in rows] == pytest.approx([14.0, 3.54, 2.28, 1.17], abs=0.01)
+    assert rows[1].sample_s == rows[0].sample_s

@@ -1,21 +1,19 @@
-"""`roundelay topology`: what theory says of one topology, or of all side by side."""
+"""`roundelay topology`: what theory says about one topology, or about all of them side by side."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
-from roundelay import plugins
 from roundelay.cli.arguments import output_path, positive_int
 from roundelay.cli.tables import new_table, say, show, text
-from roundelay.errors import TopologyError, unknown
-from roundelay.planning.cost import sends_in, sends_per_round
-from roundelay.topology import TOPOLOGIES, Mixing, Spectrum, every, named, spectrum
-from roundelay.topology.files import READERS, mixing_from_file
+from roundelay.errors import TopologyError
+from roundelay.topology import TOPOLOGIES, Mixing, Spectrum, every, family, spectrum
+from roundelay.topology.registry import OneSize
+from roundelay.topology.traffic import sends_in, sends_per_round
 
-MOST_LEARNERS = 1_000_000  # beyond it a spectrum takes more memory and patience than anyone has asked for
+MOST_LEARNERS = 1_000_000  # a spectrum of more learners takes too much memory
 COMPARED = {
     "name": "topology",
     "spectral_gap": "spectral\ngap",
@@ -29,22 +27,23 @@ COMPARED = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "name",
         metavar="NAME",
-        help=f"'compare' for all, a topology ({', '.join(TOPOLOGIES)}), "
-        "or a file: a mixing matrix (.npy, .csv) or a graph (.edgelist, .graphml)",
+        help=f"'compare' for all topologies; the name of one ({', '.join(TOPOLOGIES)}); a file with a mixing matrix "
+        "(.npy, .csv) or a graph (.edgelist, .graphml); or module:function, where function(N) returns a Mixing",
     )
-    parser.add_argument("--learners", type=positive_int, metavar="N", help="number of learners; a file knows its own")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of random topologies (default 0)")
-    parser.add_argument("--degree", type=positive_int, default=1, metavar="K", help="of base-graph (default 1)")
-    parser.add_argument("--draw", type=output_path, metavar="FILE", help="draw the graph (.svg, .png, .pdf)")
-    parser.add_argument("--plot", type=output_path, metavar="FILE", help="compare: plot gap against learners")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add("--learners", type=positive_int, metavar="N", help="number of learners; not needed with a file")
+    add("--seed", type=int, default=0, metavar="S", help="seed of random topologies (default 0)")
+    add("--degree", type=positive_int, default=1, metavar="K", help="degree of base-graph (default 1)")
+    add("--draw", type=output_path, metavar="FILE", help="draw the graph (.svg, .png, .pdf)")
+    add("--plot", type=output_path, metavar="FILE", help="with compare: plot the gap against the number of learners")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print what theory says."""
+    """Print the figures of one topology, or of all."""
     if (args.learners or 0) > MOST_LEARNERS:
         raise TopologyError(f"figures are computed for at most {MOST_LEARNERS} learners, got {args.learners}")
     if args.name == "compare":
@@ -52,11 +51,11 @@ def run(args: argparse.Namespace) -> None:
     elif args.plot:
         raise TopologyError("--plot goes with `topology compare`; use --draw for a picture of one topology")
     else:
-        _one(args)
+        _show_one(args)
 
 
 def describe(mixing: Mixing, found: Spectrum) -> dict[str, Any]:
-    """The figures of one topology under the names of the JSON output."""
+    """The figures of one topology under their names in the JSON output."""
     rounds = found.rounds_to_1_percent
     return {
         "name": mixing.name,
@@ -73,7 +72,7 @@ def describe(mixing: Mixing, found: Spectrum) -> dict[str, Any]:
     }
 
 
-def _one(args: argparse.Namespace) -> None:
+def _show_one(args: argparse.Namespace) -> None:
     mixing = _mixing(args)
     found = spectrum(mixing)
     figures = describe(mixing, found)
@@ -87,7 +86,7 @@ def _one(args: argparse.Namespace) -> None:
     rows = {key.replace("_", " "): text(value) for key, value in figures.items() if key not in ("name", "learners")}
     if found.stationary_variance_error is not None:
         rows["stationary variance"] += f" (estimated, standard error {found.stationary_variance_error:.2g})"
-    table = new_table(f"{mixing.name}, {mixing.size} learner{'s' if mixing.size > 1 else ''}", header=False)
+    table = new_table(f"{mixing.name}, {_learners(mixing.size)}", header=False)
     for label, value in rows.items():
         table.add_row(label, value)
     bound = 1 + found.lambda_min
@@ -95,6 +94,14 @@ def _one(args: argparse.Namespace) -> None:
     show(table)
     if args.draw:
         print(f"drawn to {args.draw}")
+
+
+def _mixing(args: argparse.Namespace) -> Mixing:
+    chosen = family(args.name, seed=args.seed, degree=args.degree)
+    size = args.learners or (chosen.mixing.size if isinstance(chosen, OneSize) else None)
+    if size is None:
+        raise TopologyError(f"topology {args.name} needs --learners N")
+    return chosen(size)
 
 
 def _compare(args: argparse.Namespace) -> None:
@@ -117,7 +124,7 @@ def _compare(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(rows, indent=2))
         return
-    table = new_table(f"{args.learners} learner{'s' if args.learners > 1 else ''}, widest gap first")
+    table = new_table(f"{_learners(args.learners)}, widest gap first")
     for column, heading in COMPARED.items():
         table.add_column(heading, justify="left" if column == "name" else "right")
     for row in rows:
@@ -129,15 +136,5 @@ def _compare(args: argparse.Namespace) -> None:
         print(f"plotted to {args.plot}")
 
 
-def _mixing(args: argparse.Namespace) -> Mixing:
-    path = Path(args.name)
-    if path.suffix in READERS:
-        mixing = mixing_from_file(path)
-        if args.learners not in (None, mixing.size):
-            raise TopologyError(f"{path} has {mixing.size} learners, but --learners says {args.learners}; leave it out")
-        return mixing
-    if args.name not in TOPOLOGIES and not plugins.is_path(args.name):
-        raise TopologyError(unknown("topology", args.name, [*TOPOLOGIES, "compare"]))
-    if args.learners is None:
-        raise TopologyError(f"topology {args.name} needs --learners N")
-    return named(args.name, args.learners, args.seed, args.degree)
+def _learners(count: int) -> str:
+    return f"{count} learner{'s' if count > 1 else ''}"

@@ -1,6 +1,7 @@
-"""One cost model: which strategy and topology suit a cluster, and how training scales with learners."""
+"""One cost model: which strategy and topology suit a cluster, and how training scales with the number of learners."""
 
-from roundelay.planning.advise import Advice, Situation, advise
-from roundelay.planning.cost import RoundCost, round_cost
+from roundelay.planning.cluster import Cluster
+from roundelay.planning.ranking import Candidate, best_of_each, ranking
+from roundelay.planning.scaling import ScalingPoint, scaling
 
-__all__ = ["Advice", "RoundCost", "Situation", "advise", "round_cost"]
+__all__ = ["Candidate", "Cluster", "ScalingPoint", "best_of_each", "ranking", "scaling"]

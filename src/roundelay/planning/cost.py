@@ -1,56 +1,170 @@
-"""What a round of a mixing costs on the wire (alpha-beta model: a message of b bytes takes latency + b / bandwidth)."""
+r"""The one model of the time of a step, for every strategy.
+
+Synchronous strategies are a max-plus recursion over the times $T_i(k)$ at which learner i begins step k, run for some
+rounds with sampled compute times $c_i$. A is the time of an allreduce, $s_i$ that of sending what learner i's machine
+sends in a round:
+
+* allreduce: $T(k+1) = \max_j (T_j(k) + c_j) +$ the part of A that the backward pass does not hide;
+* delay-by-one: $T_i(k+1) = \max(T_i(k) + c_i, \max_j T_j(k) + A)$;
+* dpsgd: $T_i(k+1) = \max(T_i(k) + c_i, \max_{j \in N_i} T_j(k) + s_i)$.
+
+adpsgd does not wait: learner i has one exchange under way, and starts the next one after the step during which the
+last one ended. An exchange of e seconds thus lasts $\lceil e / c_i \rceil$ steps, but not more than `MAX_LEAD`: then
+the learner waits for the exchange.
+
+A super-learner is one learner. Its step is that of its slowest member, plus the reduction and the broadcast inside.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roundelay.topology.mixing import Mixing
+from roundelay.planning.cluster import Cluster
+from roundelay.topology.mixing import Array, Mixing, Ranks, RelabelledMixing
+
+MAX_LEAD = 16  # the default of roundelay.ADPSGD
 
 
 @dataclass(frozen=True)
-class RoundCost:
-    """Cost of one round, mean over the rounds of a period.
+class StepCost:
+    """Predicted speed of a strategy.
 
     Attributes:
-        mean_bytes: bytes sent by a learner, mean over learners.
-        largest_bytes: bytes sent by the busiest learner (the hub of a star sends n - 1 models).
-        messages: models sent in the whole world.
-        seconds: until the busiest learner has sent its last model, one after the other over its own link.
+        steps_per_s: steps of all learners together.
+        step_s: mean time between two steps of a learner.
+        exchanges_per_step: averagings that a learner starts per step.
     """
 
-    mean_bytes: float
-    largest_bytes: float
-    messages: float
-    seconds: float
+    steps_per_s: float
+    step_s: float
+    exchanges_per_step: float
 
 
-def sends_per_round(mixing: Mixing) -> float:
-    """Models sent per learner and round, mean over learners and rounds."""
-    return float(np.mean([mixing.degrees(round).mean() for round in mixing.typical_rounds()]))
+CostModel = Callable[[Cluster, Array, Mixing], StepCost]
+"""(cluster, compute times (rounds, learners), mixing) -> cost of a step."""
 
 
-def sends_in(mixing: Mixing, rounds: int) -> float:
-    """Models sent per learner in the first `rounds` rounds."""
-    typical = mixing.typical_rounds()
-    whole, rest = divmod(rounds, len(typical))
-    begun = sum(float(mixing.degrees(round).mean()) for round in range(rest))
-    return whole * len(typical) * sends_per_round(mixing) + begun
+def allreduce(cluster: Cluster, times: Array, mixing: Mixing) -> StepCost:
+    """All learners wait for the slowest one, then for the rest of the reduction."""
+    return _in_step(cluster, float(times.max(axis=1).mean()) + cluster.exposed_s(cluster.allreduce_s))
 
 
-def round_cost(mixing: Mixing, model_bytes: float, bandwidth_Bps: float, latency_s: float) -> RoundCost:
-    """Bytes, messages and time of a round for a model of `model_bytes`.
+def delay_by_one(cluster: Cluster, times: Array, mixing: Mixing) -> StepCost:
+    """The allreduce of the weights runs during the step."""
+    allreduce_s = cluster.allreduce_s
+    return _in_step(cluster, _pace(times, lambda T, round: T.max() + allreduce_s))
 
-    >>> from roundelay.topology import ring
-    >>> round_cost(ring(8), model_bytes=1e6, bandwidth_Bps=1e9, latency_s=1e-5)
-    RoundCost(mean_bytes=2000000.0, largest_bytes=2000000.0, messages=16.0, seconds=0.00202)
+
+def dpsgd(cluster: Cluster, times: Array, mixing: Mixing) -> StepCost:
+    """A learner waits for the weights of its neighbours in the round, which travel during the step."""
+    rounds = len(times) if mixing.period is None else min(mixing.period, len(times))
+    swaps = [_Swap.of(cluster, mixing, round) for round in range(rounds)]
+    return _in_step(cluster, _pace(times, lambda T, round: swaps[round % rounds].received(T)))
+
+
+def adpsgd(cluster: Cluster, times: Array, mixing: Mixing) -> StepCost:
+    """A learner waits only if one exchange takes more than MAX_LEAD steps."""
+    compute_s = times.mean(axis=0)
+    if cluster.learners == 1:
+        return StepCost(1 / float(compute_s[0]), float(compute_s[0]), 0.0)
+    leaving = _part_between_groups(mixing, cluster.group_size)
+    steps, seconds = np.zeros(cluster.learners), np.zeros(cluster.learners)  # of one exchange, on average
+    for part, exchange_s in (
+        (leaving, _exchange_between_s(cluster, leaving)),
+        (1 - leaving, _exchange_inside_s(cluster)),
+    ):
+        lasting = np.minimum(np.ceil(exchange_s / compute_s), MAX_LEAD)
+        steps += part * lasting
+        seconds += part * np.maximum(exchange_s, lasting * compute_s)
+    steps_per_s = float((steps / seconds).sum())
+    return StepCost(steps_per_s, cluster.learners / steps_per_s, float((1 / steps).mean()))
+
+
+def super_learner(between: CostModel, cluster: Cluster, times: Array, mixing: Mixing) -> StepCost:
+    """Groups of `cluster.group_size` learners reduce gradients inside, and `between` runs between the groups."""
+    reduction_s = cluster.one_group().allreduce_s
+    broadcast_s = reduction_s / 2  # a pipeline sends every byte once, a ring allreduce twice
+    slowest = times.reshape(len(times), -1, cluster.group_size).max(axis=2)
+    cost = between(cluster.of_groups(), slowest + cluster.exposed_s(reduction_s) + broadcast_s, mixing)
+    return replace(cost, steps_per_s=cost.steps_per_s * cluster.group_size)
+
+
+def _in_step(cluster: Cluster, step_s: float) -> StepCost:
+    """All learners at the same pace, with one averaging per step."""
+    return StepCost(cluster.learners / step_s, step_s, 1.0)
+
+
+def _pace(times: Array, received: Callable[[Array, int], Array | float]) -> float:
+    """Mean step time of T_i(k+1) = max(T_i(k) + c_i(k), time at which everything that i waits for has been received).
+
+    The last learner's time counts, because the others are at most some steps ahead of it in the long run.
     """
-    mean = sends_per_round(mixing)
-    busiest = float(np.mean([mixing.degrees(round).max() for round in mixing.typical_rounds()]))
-    return RoundCost(
-        mean_bytes=mean * model_bytes,
-        largest_bytes=busiest * model_bytes,
-        messages=mean * mixing.size,
-        seconds=busiest * (latency_s + model_bytes / bandwidth_Bps),
-    )
+    T = np.zeros(times.shape[1])
+    for round, compute_s in enumerate(times):
+        T = np.maximum(T + compute_s, received(T, round))
+    return float(T.max()) / len(times)
+
+
+@dataclass(frozen=True)
+class _Swap:
+    """One round of dpsgd: the peers of all learners one after the other, where each learner's peers start, and s_i."""
+
+    peers: Ranks
+    starts: Ranks
+    seconds: Array
+
+    @classmethod
+    def of(cls, cluster: Cluster, mixing: Mixing, round: int) -> _Swap:
+        ranks, peers, _ = mixing.entries(round)
+        return cls(peers, np.searchsorted(ranks, np.arange(mixing.size)), _swap_s(cluster, ranks, peers))
+
+    def received(self, T: Array) -> Array:
+        """max over the neighbours j of T_j + s_i."""
+        return np.asarray(np.maximum.reduceat(T[self.peers], self.starts) + self.seconds)
+
+
+def _swap_s(cluster: Cluster, ranks: Ranks, peers: Ranks) -> Array:
+    """s_i: until all models that leave i's machine are sent through its link, and all that stay inside are sent by i.
+
+    Messages are pipelined, so latency counts once.
+    """
+    links, size = cluster.links, cluster.learners
+    machine = np.arange(size) // cluster.group_size
+    inside = machine[ranks] == machine[peers]
+    leaving = np.bincount(machine[ranks[~inside]], minlength=size)[machine]
+    staying = np.bincount(ranks[inside & (ranks != peers)], minlength=size)
+    between_s = leaving * cluster.model_bytes / links.bandwidth_Bps + (leaving > 0) * links.latency_s
+    inside_s = staying * cluster.model_bytes / links.inside_bandwidth_Bps + (staying > 0) * links.inside_latency_s
+    return np.asarray(np.maximum(between_s, inside_s))
+
+
+def _exchange_between_s(cluster: Cluster, leaving: Array) -> Array:
+    """Time by learner of an exchange with another group: request and answer, which share the machine's link.
+
+    The link carries the exchanges that the machine's learners start, and as many that they answer.
+    """
+    at_once = leaving.reshape(-1, cluster.group_size).sum(axis=1).repeat(cluster.group_size)
+    return np.asarray(2 * (cluster.latency_s + np.maximum(at_once, 1) * cluster.model_bytes / cluster.bandwidth_Bps))
+
+
+def _exchange_inside_s(cluster: Cluster) -> Array:
+    """Time by learner of an exchange inside a group: request and answer."""
+    links = cluster.links
+    once_s = links.inside_latency_s + cluster.model_bytes / links.inside_bandwidth_Bps
+    return np.full(cluster.learners, 2 * once_s)
+
+
+def _part_between_groups(mixing: Mixing, group_size: int) -> Array:
+    """By learner, the part of its neighbours that belong to other groups."""
+    n = mixing.size
+    if isinstance(mixing, RelabelledMixing):
+        return np.full(n, (n - group_size) / (n - 1))
+    leaving, all_of_them = np.zeros(n), np.zeros(n)
+    for round in mixing.typical_rounds():
+        ranks, peers, _ = mixing.entries(round)
+        all_of_them += np.bincount(ranks[ranks != peers], minlength=n)
+        leaving += np.bincount(ranks[ranks // group_size != peers // group_size], minlength=n)
+    return leaving / np.maximum(all_of_them, 1)

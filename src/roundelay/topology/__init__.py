@@ -1,11 +1,9 @@
-"""Who averages with whom, and what theory says about it. Pure values: no process, no thread, no I/O, no torch."""
+"""Which learners average with each other, and what theory says about it. Pure values: no process, no thread, no torch."""
 
 from roundelay.topology.base_graph import base_graph
 from roundelay.topology.graphs import (
     complete,
     exponential,
-    from_graph,
-    from_matrix,
     hypercube,
     odd_even_ring,
     one_peer_exponential,
@@ -15,9 +13,10 @@ from roundelay.topology.graphs import (
     star,
     torus,
 )
+from roundelay.topology.matrix import from_graph, from_matrix
 from roundelay.topology.mixing import Mixing
 from roundelay.topology.registry import TOPOLOGIES, Family, every, family, named
-from roundelay.topology.spectrum import Spectrum, consensus_error, spectral_gap, spectrum, stability_bound
+from roundelay.topology.spectrum import Spectrum, spectral_gap, spectrum, stability_bound
 
 __all__ = [
     "TOPOLOGIES",
@@ -26,7 +25,6 @@ __all__ = [
     "Spectrum",
     "base_graph",
     "complete",
-    "consensus_error",
     "every",
     "exponential",
     "family",

@@ -4,15 +4,16 @@ Two building blocks, both periodic:
 
 * hyper-hypercube: n = f_1 f_2 ... f_L with every f_l <= k+1. In round l the learners that differ only in digit l of
   their mixed-radix number average completely. Exact after L rounds.
-* simple base graph, for other n: write n in base k+1, n = sum_l a_l (k+1)^{p_l} with p_1 > p_2 > ..., and give each
-  term its part V_l, itself a_l cubes of s_l = (k+1)^{p_l} learners.
-  1. Every part averages inside (hyper-hypercube), at the same time.
-  2. For l = 1, 2, ... in turn the r learners behind V_l each meet one learner of every cube of V_l with weight
-     w = s_l / (a_l s_l + r). That puts the mean of each of the cubes, and of the rest, at their common mean.
-  3. After its turn each cube averages inside; the rest has gone on with the next part meanwhile.
+* simple base graph, for any other n: write n in base k+1, n = sum_l a_l (k+1)^{p_l} with p_1 > p_2 > .... Term l owns
+  part V_l of the learners, which consists of a_l cubes of s_l = (k+1)^{p_l} learners. The parts are numbered in this
+  order, and the learners of all later parts stand "behind" V_l.
+  1. All parts average inside at the same time (hyper-hypercube).
+  2. For l = 1, 2, ... in turn, each of the r learners behind V_l averages with one learner of every cube of V_l, with
+     weight w = s_l / (a_l s_l + r). Then each cube and the learners behind all have the common mean as their mean.
+  3. After its turn each cube of V_l averages inside, while the learners behind go on with the next part.
 
-n = p q with p the largest divisor of factors <= k+1 also splits into q-learner simple graphs followed by a
-hyper-hypercube over p; the shorter of the two ways is taken.
+If n = p q, where p has only factors <= k+1 and q has none, there is a second way: simple base graphs over q learners,
+followed by a hyper-hypercube over p. The shorter of the two ways is used.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from roundelay.topology.mixing import Entries, FormulaMixing, Mixing, Ranks, joi
 
 
 def base_graph(size: int, k: int = 1) -> Mixing:
-    """Base-(k+1) graph: every learner has the exact mean after one period, and at most k neighbours a round.
+    """Base-(k+1) graph: every learner has the exact mean after one period, with at most k neighbours per round.
 
     Raises TopologyError if k < 1.
 
@@ -45,20 +46,20 @@ def base_graph(size: int, k: int = 1) -> Mixing:
     if len(inner) + len(factors) > len(whole):
         return FormulaMixing("base-graph", size, len(whole), whole.entries)
 
-    def entries(ranks: Ranks, phase: int) -> Entries:
-        block, place = np.divmod(ranks, rest)
+    def formula(ranks: Ranks, phase: int) -> Entries:
+        block, position = np.divmod(ranks, rest)
         if phase < len(inner):
-            index, peers, weights = inner.entries(place, phase)
+            index, peers, weights = inner.entries(position, phase)
             return index, block[index] * rest + peers, weights
         index, peers, weights = _cube(block, factors, phase - len(inner))
-        return index, peers * rest + place[index], weights
+        return index, peers * rest + position[index], weights
 
-    return FormulaMixing("base-graph", size, len(inner) + len(factors), entries)
+    return FormulaMixing("base-graph", size, len(inner) + len(factors), formula)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """V_l: `cubes` cubes of `side` = base^power learners, numbered from `start`; `behind` learners stand behind it."""
+    """V_l: `cubes` cubes of `side` = base^power learners, numbered from `start`; `behind` learners belong to later parts."""
 
     start: int
     cubes: int
@@ -72,7 +73,7 @@ class _Part:
 
 
 class _SimpleBase:
-    """The simple Base-(k+1) graph over `size` learners; see the module's description."""
+    """The simple Base-(k+1) graph over `size` learners; the steps 1 to 3 are those of the module's docstring."""
 
     def __init__(self, size: int, base: int) -> None:
         self.base = base
@@ -103,33 +104,34 @@ class _SimpleBase:
         return joined(*found)
 
     def _entries_of(self, turn: int, part: _Part, ranks: Ranks, phase: int) -> Entries:
-        place = ranks - part.start
+        position = ranks - part.start
         if phase < self._inside:  # 1. the part averages inside
-            index, peers, weights = _cube(place, self._factors(part), phase)
+            index, peers, weights = _cube(position, self._factors(part), phase)
             return index, part.start + peers, weights
         step = phase - self._inside
-        if step < turn:  # 2. it stands behind V_step, whose cubes it meets
-            met = self.parts[step]
-            weight = _meeting_weight(met)
-            partners = [met.start + cube * met.side + ranks - met.end for cube in range(met.cubes)]
-            return joined(_each(ranks, 1 - weight * met.cubes), *(_each(peers, weight) for peers in partners))
-        corner = place % part.side
-        if step == turn:  # 2. its own turn: the first `behind` learners of every cube are met
-            weight = _meeting_weight(part)
-            met_ones = np.flatnonzero(corner < part.behind)
-            _, peers, weights = _each(part.end + corner[met_ones], weight)
+        if step < turn:  # 2. it is behind V_step and averages with its cubes
+            front = self.parts[step]
+            weight = _crossing_weight(front)
+            partners = [front.start + cube * front.side + ranks - front.end for cube in range(front.cubes)]
+            return joined(_each(ranks, 1 - weight * front.cubes), *(_each(peers, weight) for peers in partners))
+        corner = position % part.side
+        if step == turn:  # 2. its own turn: the first `behind` learners of every cube have a partner
+            weight = _crossing_weight(part)
+            paired = np.flatnonzero(corner < part.behind)
+            _, peers, weights = _each(part.end + corner[paired], weight)
             own = np.where(corner < part.behind, 1 - weight, 1.0)
-            return joined((np.arange(len(ranks)), ranks, own), (met_ones, peers, weights))
+            return joined((np.arange(len(ranks)), ranks, own), (paired, peers, weights))
         index, peers, weights = _cube(corner, [self.base] * part.power, step - turn - 1)  # 3. its cubes average inside
         return index, (ranks - corner)[index] + peers, weights
 
 
-def _meeting_weight(part: _Part) -> float:
+def _crossing_weight(part: _Part) -> float:
+    """w of step 2."""
     return part.side / (part.cubes * part.side + part.behind)
 
 
 def _cube(ranks: Ranks, factors: list[int], phase: int) -> Entries:
-    """Hyper-hypercube: average with those that differ only in digit `phase` of the mixed-radix number; then rest."""
+    """Hyper-hypercube: average with the learners that differ only in digit `phase`; rest once all digits are done."""
     if phase >= len(factors):
         return _each(ranks, 1.0)
     stride, factor = math.prod(factors[:phase]), factors[phase]
@@ -138,12 +140,12 @@ def _cube(ranks: Ranks, factors: list[int], phase: int) -> Entries:
 
 
 def _each(peers: Ranks, weight: float) -> Entries:
-    """One peer each, all with the same weight."""
+    """Entries with one peer per row, all with the same weight."""
     return np.arange(len(peers)), peers, np.full(len(peers), weight)
 
 
 def _smooth_part(size: int, base: int) -> tuple[int, int]:
-    """(p, q): size = p q, where p has only prime factors up to `base` and q none of them."""
+    """(p, q) with size = p q: p has only prime factors up to `base`, q has none of these."""
     rest = size
     for prime in range(2, base + 1):
         while rest % prime == 0:

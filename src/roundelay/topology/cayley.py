@@ -7,21 +7,22 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from roundelay.topology.mixing import Array, Mixing, Ranks, Row
+from roundelay.topology.mixing import Array, Entries, Mixing, Ranks, Row
 
-ROLL_LIMIT = 64  # neighbours up to which adding rolled copies beats a Fourier transform
+ROLL_LIMIT = 64  # with more neighbours a Fourier transform is faster than adding rolled copies
 
 
 class CayleyMixing(Mixing):
     r"""Learner g of the group $Z_{n_1} \times \dots \times Z_{n_d}$ averages with g + s for every offset s of a round.
 
-    Regular, so the Metropolis weight of every edge is 1 / (1 + degree); the Fourier transform of one row gives all
-    eigenvalues, $\lambda_k = \sum_s w_s \cos(2\pi \sum_j k_j s_j / n_j)$, so that 100,000 learners are no effort.
+    The graph is regular, so every edge has the Metropolis weight 1 / (1 + degree). The Fourier transform of one row gives
+    all eigenvalues, $\lambda_k = \sum_s w_s \cos(2\pi \sum_j k_j s_j / n_j)$, so 100,000 learners take a fraction of a
+    second.
 
     Args:
-        name: what it is called.
+        name: its name.
         shape: (n_1, ..., n_d); learners are numbered in row-major order.
-        phases: the offsets of each round of one period; -s must be there with s. Zero and repetitions are dropped.
+        phases: the offsets of each round of one period. With s there must be -s. Zero and repetitions are dropped.
     """
 
     def __init__(self, name: str, shape: tuple[int, ...], phases: Sequence[Collection[tuple[int, ...]]]) -> None:
@@ -32,24 +33,30 @@ class CayleyMixing(Mixing):
     def _phase(self, round: int) -> Ranks:
         return self._offsets[round % len(self._offsets)]
 
-    def _peers(self, rank: int, round: int) -> Ranks:
-        """Peers in the order of the offsets: on a ring, successor then predecessor."""
-        place = np.array(np.unravel_index(self.checked(rank), self.shape), dtype=np.int64)
-        moved = (place + self._phase(round)) % np.array(self.shape)
-        return np.asarray(np.ravel_multi_index(tuple(moved.T), self.shape), dtype=np.int64)
+    def _peers(self, ranks: Ranks, round: int) -> Ranks:
+        """Peers (len(ranks), degree) in the order of the offsets: on a ring, successor then predecessor."""
+        coordinates = np.stack(np.unravel_index(ranks, self.shape), axis=-1)
+        moved = (coordinates[:, None] + self._phase(round)) % np.array(self.shape)
+        return np.asarray(np.ravel_multi_index(tuple(np.moveaxis(moved, -1, 0)), self.shape), dtype=np.int64)
 
     def row(self, rank: int, round: int = 0) -> Row:
-        """W_k[rank, :]: 1 / (1 + degree) for itself and every neighbour."""
-        peers = np.sort(np.append(self._peers(rank, round), rank))
+        """W_k[rank, :]: 1 / (1 + degree) for the learner itself and for every neighbour."""
+        peers = np.sort(np.append(self._peers(np.array([self.checked(rank)]), round)[0], rank))
         return dict.fromkeys(peers.tolist(), 1.0 / len(peers))
 
+    def entries(self, round: int = 0) -> Entries:
+        """All non-zero entries of W_k."""
+        every = np.arange(self.size)
+        peers = np.sort(np.column_stack([self._peers(every, round), every]), axis=1)
+        return every.repeat(peers.shape[1]), peers.ravel(), np.full(peers.size, 1.0 / peers.shape[1])
+
     def partner(self, rank: int, round: int = 0) -> int | None:
-        """Neighbours in the order of the offsets, each in turn: on a ring successor and predecessor alternate."""
-        peers = self._peers(rank, round)
+        """The neighbours take turns in the order of the offsets: on a ring, successor and predecessor alternate."""
+        [peers] = self._peers(np.array([self.checked(rank)]), round)
         return int(peers[round // len(self._offsets) % len(peers)]) if len(peers) else None
 
     def apply(self, values: Array, round: int = 0) -> Array:
-        """W_k X as a mean of rolled copies, or in Fourier space where neighbours are many."""
+        """W_k X as a mean of rolled copies, or in Fourier space if there are many neighbours."""
         offsets, axes = self._phase(round), tuple(range(len(self.shape)))
         grid = values.reshape(*self.shape, -1)
         if len(offsets) <= ROLL_LIMIT:
@@ -59,7 +66,7 @@ class CayleyMixing(Mixing):
         return np.fft.ifftn(eigenvalues * np.fft.fftn(grid, axes=axes), axes=axes).real.reshape(values.shape)
 
     def degrees(self, round: int = 0) -> Ranks:
-        """The same for everyone."""
+        """The same number of neighbours for every learner."""
         return np.full(self.size, len(self._phase(round)))
 
     def _eigenvalues(self, round: int) -> Array:
@@ -69,12 +76,12 @@ class CayleyMixing(Mixing):
         return np.fft.fftn(first / first.sum()).real
 
     def blocks(self, round: int = 0) -> Array:
-        """As many blocks as learners, of size 1: the eigenvalues, the mean's first."""
+        """The n eigenvalues as blocks of size 1; the mean's eigenvalue comes first."""
         return self._eigenvalues(round).reshape(-1, 1, 1)
 
 
 def _distinct(offsets: Collection[tuple[int, ...]], shape: tuple[int, ...]) -> Ranks:
-    """Offsets reduced modulo the shape, without zero and repetitions, in the order given."""
+    """Offsets modulo the shape, without zero and repetitions, in the order given."""
     reduced = np.array(list(offsets), dtype=np.int64).reshape(-1, len(shape)) % np.array(shape)
     kept = dict.fromkeys(map(tuple, reduced[reduced.any(axis=1)].tolist()))
     return np.array(list(kept), dtype=np.int64).reshape(-1, len(shape))

@@ -1,4 +1,4 @@
-"""Random mixings without a closed form (a user's own): contraction and stationary variance from sampled rounds."""
+"""Spectra of random mixings without a closed form, such as a user's own: estimates from sampled rounds."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from roundelay.errors import TopologyError
 from roundelay.topology.mixing import DENSE_LIMIT, Mixing
 
-ROUNDS = 400
-COLUMNS = 16
-BATCHES = 20
-UNSETTLED = 1e-3  # what is left of the start, or of the batch before
-MOST_SETTLING = 2000
+ROUNDS = 400  # sampled for the contraction, twice
+COLUMNS = 16  # independent copies of the recursion behind the variance
+BATCHES = 20  # of rounds, whose means give the standard error
+UNSETTLED = 1e-3  # part of the start that is left after settling, and of one batch in the next
+MOST_SETTLING = 2000  # rounds; a mixing that needs more is not estimated
 
 
 def estimated_contraction(mixing: Mixing) -> tuple[float, float, float]:
-    """(rho, its standard error, smallest eigenvalue seen) of rho = lambda_max(E[W^T W] - J/n).
+    """rho = lambda_max(E[W^T W] - J/n), its standard error, and the smallest eigenvalue seen.
 
-    The first half of the rounds finds the slowest direction, the second half measures it: one sample for both would
-    be biased upwards.
+    The first half of the rounds finds the slowest direction, the second half measures rho along it. The same rounds for
+    both would bias rho upwards. Raises TopologyError above DENSE_LIMIT learners.
     """
     n = mixing.size
     if n == 1:
@@ -40,10 +40,10 @@ def estimated_contraction(mixing: Mixing) -> tuple[float, float, float]:
 
 
 def estimated_variance(mixing: Mixing, rho: float) -> tuple[float | None, float | None]:
-    """Run X <- W X - G with unit noise in some columns: mean once settled, and its error from batches of rounds.
+    """Stationary variance of X <- W X - G with unit noise G, and its standard error from batches of rounds.
 
-    Batches as long as settling takes are nearly independent, in the noise as in the matrices. (None, None) where rho
-    is so close to 1 that this would take too long.
+    Each batch is as long as settling takes, so batches are nearly independent. The answer is (None, None) if rho is so
+    close to 1 that settling would take too long.
     """
     settling = math.ceil(math.log(UNSETTLED) / math.log(rho)) if 0 < rho < 1 else 1
     if rho >= 1 or settling > MOST_SETTLING:
@@ -51,7 +51,7 @@ def estimated_variance(mixing: Mixing, rho: float) -> tuple[float | None, float 
     length = max(settling, ROUNDS // BATCHES)
     noise = np.random.default_rng(0)
     values = np.zeros((mixing.size, COLUMNS))
-    batches = np.zeros(BATCHES + 1)  # the first is spent on settling
+    batches = np.zeros(BATCHES + 1)  # the first batch is for settling
     for round in range(len(batches) * length):
         values = mixing.apply(values, round) - noise.standard_normal(values.shape)
         values -= values.mean(axis=0)

@@ -1,30 +1,18 @@
-"""The named topologies. Each returns a Mixing with Metropolis weights; nothing is sent, started or opened."""
+"""The named topologies. Each function returns a Mixing with Metropolis weights 1 / (1 + max(d_i, d_j))."""
 
 from __future__ import annotations
 
 import math
 
-import networkx as nx
 import numpy as np
-import numpy.typing as npt
 
 from roundelay.errors import TopologyError
 from roundelay.topology.cayley import CayleyMixing
-from roundelay.topology.mixing import (
-    Entries,
-    FormulaMixing,
-    MatrixMixing,
-    Mixing,
-    Ranks,
-    RelabelledMixing,
-    joined,
-    metropolis,
-    pairs,
-)
+from roundelay.topology.mixing import Entries, FormulaMixing, Mixing, Ranks, RelabelledMixing, joined, pairs
 
 
 def ring(size: int) -> Mixing:
-    r"""Fixed ring: 1/3 for itself, successor and predecessor (1/2, 1/2 for two learners).
+    r"""Fixed ring: weights 1/3 for the learner, its successor and its predecessor (1/2 and 1/2 for two learners).
 
     $\lambda_k = (1 + 2\cos(2\pi k/n))/3$; the gap falls as $1/n^2$.
 
@@ -35,7 +23,7 @@ def ring(size: int) -> Mixing:
 
 
 def random_ring(size: int, seed: int = 0) -> Mixing:
-    r"""Ring over a fresh permutation each round (arXiv:2002.01119): $\rho = (n-3) / (3(n-1))$ whatever n.
+    r"""Ring over a fresh random permutation each round (arXiv:2002.01119): $\rho = (n-3) / (3(n-1)) < 1/3$ for every n.
 
     >>> random_ring(1_000_000, seed=3).neighbours(7, round=12)
     (..., ...)
@@ -44,14 +32,14 @@ def random_ring(size: int, seed: int = 0) -> Mixing:
 
 
 def complete(size: int) -> Mixing:
-    """Everyone with everyone: W = J/n, exact after one round."""
+    """Every learner averages with every other one: W = J/n, exact after one round."""
     return CayleyMixing("complete", (size,), [[(offset,) for offset in range(1, size)]])
 
 
 def star(size: int) -> Mixing:
-    """Learner 0 in the middle; Metropolis weights 1/n."""
+    """Learner 0 is the hub and averages with every other learner; all edges have the weight 1/n."""
 
-    def entries(ranks: Ranks, phase: int) -> Entries:
+    def formula(ranks: Ranks, phase: int) -> Entries:
         hub, leaves = np.flatnonzero(ranks == 0), np.flatnonzero(ranks)
         return joined(
             (hub.repeat(size), np.tile(np.arange(size), len(hub)), np.full(len(hub) * size, 1 / size)),
@@ -59,11 +47,11 @@ def star(size: int) -> Mixing:
             (leaves, ranks[leaves], np.full(len(leaves), 1 - 1 / size)),
         )
 
-    return FormulaMixing("star", size, 1, entries)
+    return FormulaMixing("star", size, 1, formula)
 
 
 def torus(size: int) -> Mixing:
-    """Grid with wrapped edges in the squarest shape that `size` allows; a ring where size is prime.
+    """Grid with wrapped edges in the squarest shape that `size` allows; a ring if `size` is prime.
 
     >>> torus(12).neighbours(0)
     (1, 3, 4, 8)
@@ -73,21 +61,24 @@ def torus(size: int) -> Mixing:
 
 
 def hypercube(size: int) -> Mixing:
-    """Learners whose numbers differ in one bit. Raises TopologyError unless size is a power of two."""
+    """Learners average if their ranks differ in exactly one bit.
+
+    Raises TopologyError unless `size` is a power of two.
+    """
     bits = _bits("hypercube", size)
     return CayleyMixing("hypercube", (2,) * bits or (1,), [_unit_offsets(bits)])
 
 
 def exponential(size: int) -> Mixing:
-    """Neighbours at distances 1, 2, 4, ... both ways (the exponential graph, symmetrised)."""
+    """Neighbours at the distances 1, 2, 4, ... in both directions (the exponential graph, made symmetric)."""
     jumps = [1 << bit for bit in range(max(size - 1, 0).bit_length())]
     return CayleyMixing("exponential", (size,), [[(sign * jump,) for jump in jumps for sign in (1, -1)]])
 
 
 def one_peer_exponential(size: int) -> Mixing:
-    """Round k pairs i with i XOR 2^k: one peer a round, exact after log2(n) rounds.
+    """Round k pairs i with i XOR 2^k: one peer per round, exact after log2(n) rounds.
 
-    Raises TopologyError unless size is a power of two.
+    Raises TopologyError unless `size` is a power of two.
 
     >>> [one_peer_exponential(8).neighbours(0, k) for k in range(4)]
     [(1,), (2,), (4,), (1,)]
@@ -98,61 +89,33 @@ def one_peer_exponential(size: int) -> Mixing:
 
 
 def odd_even_ring(size: int) -> Mixing:
-    """Ring whose edges take turns: round k pairs (k, k+1), (k+2, k+3), ... modulo n; with odd n one learner rests.
+    """Ring whose edges take turns: round k pairs (k, k+1), (k+2, k+3), ... modulo n. If n is odd, one learner rests.
 
     >>> odd_even_ring(4).neighbours(0, 0), odd_even_ring(4).neighbours(0, 1)
     ((1,), (3,))
     """
 
-    def entries(ranks: Ranks, phase: int) -> Entries:
-        place = (ranks - phase) % size
-        return pairs(ranks, (ranks + np.where(place % 2, -1, 1)) % size, place == 2 * (size // 2))
+    def formula(ranks: Ranks, phase: int) -> Entries:
+        position = (ranks - phase) % size
+        return pairs(ranks, (ranks + np.where(position % 2, -1, 1)) % size, position == 2 * (size // 2))
 
     if size % 2:
-        return FormulaMixing("odd-even-ring", size, size, entries, drift=1)
-    return FormulaMixing("odd-even-ring", size, min(2, size), entries, shift=2 if size > 2 else None)
+        return FormulaMixing("odd-even-ring", size, size, formula, drift=1)
+    return FormulaMixing("odd-even-ring", size, min(2, size), formula, shift=2 if size > 2 else None)
 
 
 def random_matching(size: int, seed: int = 0) -> Mixing:
-    r"""Learners pair up at random each round: $\rho = (n-2) / (2(n-1))$ for even n, 1/2 for odd (one rests).
+    r"""Random pairs each round: $\rho = (n-2) / (2(n-1))$ for even n, 1/2 for odd n, when one learner rests.
 
     >>> len(random_matching(8, seed=1).neighbours(0))
     1
     """
 
-    def entries(ranks: Ranks, phase: int) -> Entries:
+    def formula(ranks: Ranks, phase: int) -> Entries:
         return pairs(ranks, ranks ^ 1, ranks ^ 1 >= size)
 
-    fixed = FormulaMixing("matching", size, 1, entries, shift=2 if size % 2 == 0 else None)
+    fixed = FormulaMixing("matching", size, 1, formula, shift=2 if size % 2 == 0 else None)
     return RelabelledMixing("random-matching", fixed, seed)
-
-
-def from_graph(graph: nx.Graph, name: str = "graph") -> Mixing:
-    """Any connected undirected networkx graph, with Metropolis weights; its nodes are numbered in the graph's order.
-
-    Raises TopologyError for directed, empty or disconnected graphs.
-
-    >>> import networkx as nx
-    >>> from_graph(nx.petersen_graph()).row(0)
-    {0: 0.25, 1: 0.25, 4: 0.25, 5: 0.25}
-    """
-    if graph.is_directed():
-        raise TopologyError(f"{name}: exchanges are mutual, got a directed graph; use graph.to_undirected()")
-    if not graph:
-        raise TopologyError(f"{name} needs at least 1 learner, got an empty graph")
-    return MatrixMixing(name, metropolis(nx.Graph(graph)))
-
-
-def from_matrix(weights: npt.ArrayLike, name: str = "matrix") -> Mixing:
-    """Any symmetric doubly stochastic matrix of a connected graph.
-
-    Raises TopologyError and says which property fails.
-
-    >>> from_matrix([[0.5, 0.5], [0.5, 0.4]])
-    Traceback (most recent call last):
-    roundelay.errors.TopologyError: matrix: a mixing matrix is doubly stochastic, but row 1 sums to 0.9 instead of 1
-    """
-    return MatrixMixing(name, weights)
 
 
 def _bits(name: str, size: int) -> int:
@@ -164,5 +127,5 @@ def _bits(name: str, size: int) -> int:
 
 
 def _unit_offsets(bits: int) -> list[tuple[int, ...]]:
-    """e_1 .. e_d, the highest bit first, as learners are numbered in row-major order."""
+    """The unit vectors e_1 .. e_d. The first one flips the highest bit, because learners are numbered in row-major order."""
     return [tuple(int(i == j) for j in range(bits)) for i in range(bits)]

@@ -1,27 +1,44 @@
-"""Spectra of mixings too large for dense matrices, without a symmetry that makes them small: Lanczos and probes."""
+"""Spectra of mixings that are too large for dense matrices and have no symmetry: Lanczos and random probes.
+
+This module needs scipy. Without scipy its import raises MissingExtraError.
+"""
 
 from __future__ import annotations
 
 import bisect
-import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
-from scipy.sparse import linalg
 
-from roundelay.errors import TopologyError
+from roundelay.errors import MissingExtraError, TopologyError
 from roundelay.topology.mixing import DENSE_LIMIT, TOLERANCE, Array, Mixing
+from roundelay.topology.stacks import ONE_PERCENT, rounds_at_rate
 
-ONE_PERCENT = 0.01
-PROBES = 16  # random vectors behind a trace; at these sizes its standard error is a few per mille
+try:
+    from scipy import sparse
+    from scipy.sparse import linalg
+except ImportError as error:
+    raise MissingExtraError(
+        f"the spectrum of an irregular graph of more than {DENSE_LIMIT} learners", "analysis"
+    ) from error
+
+PROBES = 16  # random vectors per trace; at these sizes the standard error of the trace is a few per mille
 LANCZOS_STEPS = 300
-HARD_BY = 1e-7  # how far outside [-1, 1] the shift of an inversion stands, so that it is regular
+MARGIN = 1e-7  # distance of an inversion's shift from [-1, 1], so that the shifted matrix is regular
 
 
 @dataclass(frozen=True)
 class Large:
-    """Factor per round, smallest eigenvalue, rounds to the exact mean and to 1 %, stationary variance, its error."""
+    """What `Spectrum` needs to know.
+
+    Attributes:
+        rate: the factor by which a round shrinks the distance from consensus.
+        lambda_min: the smallest eigenvalue of any round's W.
+        exact_after: rounds to the exact mean, None if it is never reached.
+        rounds_to_1_percent: rounds until the squared error is 1 %, None if never.
+        variance: the stationary variance, None if it has no bound.
+        variance_error: its standard error.
+    """
 
     rate: float
     lambda_min: float
@@ -31,21 +48,31 @@ class Large:
     variance_error: float | None
 
 
+def sparse_matrix(mixing: Mixing, round: int = 0) -> sparse.csr_array:
+    """W_k as a sparse matrix."""
+    ranks, peers, weights = mixing.entries(round)
+    return sparse.csr_array((weights, (ranks, peers)), shape=(mixing.size, mixing.size))
+
+
 def large_fixed(mixing: Mixing) -> Large:
     """Extreme eigenvalues by Lanczos; the trace of (I - W^2)^+ from random probes."""
-    W = mixing.sparse()
-    lambda_min = smallest_eigenvalue(W)
+    W = sparse_matrix(mixing)
+    lambda_min = _smallest(W)
     rate = max(abs(_second_eigenvalue(W)), abs(lambda_min))
     variance, error = (None, None) if rate >= 1 - 1e-12 else _variance_by_probes(W)
     return Large(rate, lambda_min, None, rounds_at_rate(rate, mixing.size), variance, error)
 
 
-def smallest_eigenvalue(W: sparse.csr_array) -> float:
-    """lambda_min(W)."""
+def smallest_eigenvalue(mixing: Mixing) -> float:
+    """lambda_min of a fixed mixing."""
+    return _smallest(sparse_matrix(mixing))
+
+
+def _smallest(W: sparse.csr_array) -> float:
     try:
         return _extreme(W, "SA")
     except linalg.ArpackNoConvergence:
-        return float(_nearest(W, -1 - HARD_BY, count=1)[0])
+        return float(_nearest(W, -1 - MARGIN, count=1)[0])
 
 
 def _second_eigenvalue(W: sparse.csr_array) -> float:
@@ -53,12 +80,16 @@ def _second_eigenvalue(W: sparse.csr_array) -> float:
     try:
         return _extreme(centred, "LA")
     except linalg.ArpackNoConvergence:
-        return float(_nearest(W, 1 + HARD_BY, count=2).min())
+        return float(_nearest(W, 1 + MARGIN, count=2).min())
 
 
 def large_periodic(mixing: Mixing) -> Large:
-    """A mixing that reaches the exact mean within its period; others of this size are refused."""
-    rounds = [] if mixing.drift or mixing.period is None else [mixing.sparse(phase) for phase in range(mixing.period)]
+    """The spectrum of a mixing that reaches the exact mean within its period.
+
+    Raises TopologyError for every other mixing.
+    """
+    phases = 0 if mixing.drift else mixing.period or 0
+    rounds = [sparse_matrix(mixing, phase) for phase in range(phases)]
     probes = _probes(mixing.size)
     values, exact_after = probes, None
     for count, W in enumerate(rounds, start=1):
@@ -71,15 +102,15 @@ def large_periodic(mixing: Mixing) -> Large:
             f"{mixing!r} changes from round to round, has no symmetry to use and never averages exactly: "
             f"its spectrum is computed for at most {DENSE_LIMIT} learners"
         )
-    lambda_min = min(smallest_eigenvalue(W) for W in rounds)
-    # The error never grows, so that the first r below 1 % is found by bisection.
-    first = bisect.bisect_left(range(1, exact_after), 1, key=lambda r: squared_error(rounds[:r]) <= ONE_PERCENT)
+    lambda_min = min(_smallest(W) for W in rounds)
+    # The error never grows, so bisection finds the first r below 1 %.
+    first = bisect.bisect_left(range(1, exact_after), 1, key=lambda r: _squared_error(rounds[:r]) <= ONE_PERCENT)
     variance, error = _finite_variance(rounds, probes)
     return Large(0.0, lambda_min, exact_after, 1 + first, variance, error)
 
 
-def squared_error(rounds: list[sparse.csr_array]) -> float:
-    """|W_{r-1} ... W_0 - J/n|_2^2, the largest eigenvalue of its square, by Lanczos."""
+def _squared_error(rounds: list[sparse.csr_array]) -> float:
+    """|W_{r-1} ... W_0 - J/n|_2^2: the largest eigenvalue of the product's square, by Lanczos."""
     size = rounds[0].shape[0]
 
     def there_and_back(x: Array) -> Array:
@@ -91,11 +122,11 @@ def squared_error(rounds: list[sparse.csr_array]) -> float:
 
 
 def _finite_variance(rounds: list[sparse.csr_array], probes: Array) -> tuple[float, float]:
-    """tr(S_k)/n, S_k = sum over s of the products of the last s rounds, squared; they vanish after a period or two."""
+    """Mean of tr(S_k)/n: S_k sums the squared products of the last 0, 1, 2, ... rounds, which vanish within two periods."""
     per_phase = []
     for last in range(len(rounds)):
         values, total = probes, (probes**2).sum(axis=0)
-        for back in range(2 * len(rounds)):  # S_k multiplies from the left, so z^T walks back in time
+        for back in range(2 * len(rounds)):  # newest round first, because the product acts on z^T from the right
             values = rounds[(last - back) % len(rounds)] @ values
             added = (values**2).sum(axis=0)
             total += added
@@ -112,14 +143,14 @@ def _extreme(operator: linalg.LinearOperator | sparse.csr_array, which: str) -> 
 
 
 def _nearest(W: sparse.csr_array, shift: float, count: int) -> Array:
-    """Eigenvalues nearest to `shift`, by inversion: where they crowd (paths, grids) plain Lanczos is too slow."""
+    """Eigenvalues nearest to `shift`, by inversion. Plain Lanczos is too slow if eigenvalues crowd, as on paths and grids."""
     start = np.random.default_rng(0).standard_normal(W.shape[0])
     near = linalg.eigsh(sparse.csc_array(W), k=count, sigma=shift, which="LM", v0=start, return_eigenvectors=False)
     return np.asarray(near)
 
 
 def _variance_by_probes(W: sparse.csr_array) -> tuple[float, float]:
-    """Hutchinson: E z^T (I - W^2)^+ z / n, where (I - W^2)^+ = ((I - W)^+ + (I + W)^-1) / 2 keeps it sparse."""
+    """tr((I - W^2)^+) / n by Hutchinson's probes z; (I - W^2)^+ = ((I - W)^+ + (I + W)^-1) / 2 needs sparse matrices only."""
     size = W.shape[0]
     identity, probes = sparse.eye_array(size), _probes(size)
     solutions = _solve(sparse.csc_array(identity - W), probes) + _solve(sparse.csc_array(identity + W), probes)
@@ -127,12 +158,12 @@ def _variance_by_probes(W: sparse.csr_array) -> tuple[float, float]:
 
 
 def _solve(A: sparse.csc_array, right: Array) -> Array:
-    """A^+ applied to vectors of mean zero, up to a constant: conjugate gradients, elimination where they are slow."""
+    """A^+ times vectors of mean zero, up to a constant; by conjugate gradients, or by elimination if those converge slowly."""
     solutions = np.zeros_like(right)
     for column, z in enumerate(right.T):
         y, failed = linalg.cg(A, z, rtol=1e-8, maxiter=1000)
         if failed:
-            # Holding learner 0 at zero makes I - W regular, and z of mean zero is blind to the constant this adds.
+            # Fixing learner 0 at zero makes I - W regular. This adds a constant, which a z of mean zero does not see.
             solutions[1:] = linalg.splu(A[1:, 1:]).solve(right[1:])
             return solutions
         solutions[:, column] = y
@@ -146,12 +177,3 @@ def _probes(size: int) -> Array:
 
 def _mean_and_error(samples: Array) -> tuple[float, float]:
     return float(samples.mean()), float(samples.std(ddof=1) / np.sqrt(len(samples)))
-
-
-def rounds_at_rate(rate: float, size: int) -> int | None:
-    """Rounds until rate^(2r) <= 1 %; 0 for a single learner, None if never."""
-    if size == 1:
-        return 0
-    if rate >= 1 - 1e-15:
-        return None
-    return 1 if rate <= 0 else max(1, math.ceil(math.log(ONE_PERCENT) / (2 * math.log(rate)) - 1e-9))

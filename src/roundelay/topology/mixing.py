@@ -1,14 +1,12 @@
-"""Mixing: the weights W_k with which learners average, one symmetric doubly stochastic matrix a round."""
+"""Mixing: the weights W_k with which learners average in round k, a symmetric doubly stochastic matrix per round."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-import networkx as nx
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 
 from roundelay.errors import TopologyError
 from roundelay.topology.permutation import permutation
@@ -16,25 +14,26 @@ from roundelay.topology.permutation import permutation
 Array = npt.NDArray[np.float64]
 Ranks = npt.NDArray[np.int64]
 Row = dict[int, float]
-Entries = tuple[Ranks, Ranks, Array]  # index into the ranks asked for, peer, weight
+Entries = tuple[Ranks, Ranks, Array]
+"""Non-zero entries of a matrix as three arrays: row, column, weight."""
 Formula = Callable[[Ranks, int], Entries]
 
-DENSE_LIMIT = 1024  # learners up to which an n x n matrix is built and solved without a second thought
-SAMPLED_ROUNDS = 32  # of a random mixing, where all rounds are meant
-TOLERANCE = 1e-9  # of a user's row sums, and of "exactly the mean"
+DENSE_LIMIT = 1024  # the largest number of learners for which a dense n x n matrix is built and solved
+SAMPLED_ROUNDS = 32  # rounds of a random mixing that stand for all rounds
+TOLERANCE = 1e-9  # allowed error of a user's row sums, and of "equal to the mean"
 
 
 class Mixing(ABC):
-    r"""$W_k$: who averages with whom in round k, and how much; a pure value.
+    r"""$W_k$: which learners average with each other in round k, and with which weights. A pure value.
 
-    Every $W_k$ is symmetric and doubly stochastic, so averaging keeps the mean of all learners and every exchange is
-    mutual. A subclass says what one learner's row is; everything else follows from that.
+    Every $W_k$ is symmetric and doubly stochastic, so averaging keeps the mean of all learners, and every exchange is
+    mutual. A subclass defines `row`; every other method follows from `row`.
 
     Attributes:
-        name: what it is called on the command line.
+        name: its name on the command line.
         size: the number of learners n.
-        period: after how many rounds the matrices repeat; 1 for a fixed W, None where every round is drawn anew.
-        drift: relabelling i -> i + drift (mod n) turns every W_k into W_{k+1}; 0 where there is no such rule.
+        period: the number of rounds after which the matrices repeat; 1 for a fixed W, None if every round is random.
+        drift: relabelling i -> i + drift (mod n) turns every W_k into W_{k+1}; 0 if there is no such rule.
     """
 
     drift: int = 0
@@ -48,56 +47,64 @@ class Mixing(ABC):
 
     @abstractmethod
     def row(self, rank: int, round: int = 0) -> Row:
-        """W_k[rank, :] without its zeros, itself included, in ascending order of peers."""
+        """Non-zero entries of W_k[rank, :] as {peer: weight}, with the learner's own weight, in ascending order of peers."""
 
     def neighbours(self, rank: int, round: int = 0) -> tuple[int, ...]:
-        """Whom `rank` averages with in this round."""
+        """The peers that `rank` averages with in this round, in ascending order."""
         return tuple(peer for peer in self.row(rank, round) if peer != rank)
 
     def partner(self, rank: int, round: int = 0) -> int | None:
-        """The one neighbour that an asynchronous learner calls in its own round: each in turn, None if it has none."""
+        """The one neighbour that an asynchronous learner calls in its own round k; None if it has no neighbour.
+
+        The neighbours of a fixed graph take turns.
+        """
         neighbours = self.neighbours(rank, round)
         turn = round // (self.period or 1)
         return neighbours[turn % len(neighbours)] if neighbours else None
 
     def checked(self, rank: int) -> int:
-        """The rank, if there is such a learner."""
+        """`rank` itself. Raises TopologyError if there is no such learner."""
         if not 0 <= rank < self.size:
             raise TopologyError(f"{self!r} has learners 0 to {self.size - 1}, there is no learner {rank}")
         return rank
 
-    def sparse(self, round: int = 0) -> sparse.csr_array:
-        """W_k as a sparse matrix."""
+    def entries(self, round: int = 0) -> Entries:
+        """All non-zero entries of W_k: rank, peer, weight; sorted by rank, then by peer."""
         rows = [self.row(rank, round) for rank in range(self.size)]
-        indptr = np.cumsum([0, *map(len, rows)])
-        indices = np.fromiter((peer for row in rows for peer in row), np.int64, indptr[-1])
-        weights = np.fromiter((weight for row in rows for weight in row.values()), np.float64, indptr[-1])
-        return sparse.csr_array((weights, indices, indptr), shape=(self.size, self.size))
+        ranks = np.repeat(np.arange(self.size), [len(row) for row in rows])
+        peers = np.fromiter((peer for row in rows for peer in row), np.int64, len(ranks))
+        weights = np.fromiter((weight for row in rows for weight in row.values()), np.float64, len(ranks))
+        return ranks, peers, weights
 
     def matrix(self, round: int = 0) -> Array:
-        """W_k, dense."""
-        return np.asarray(self.sparse(round).toarray())
+        """W_k as a dense (n, n) array."""
+        ranks, peers, weights = self.entries(round)
+        W = np.zeros((self.size, self.size))
+        W[ranks, peers] = weights
+        return W
 
     def apply(self, values: Array, round: int = 0) -> Array:
-        """W_k X for X with one row a learner."""
-        return np.asarray(self.sparse(round) @ values)
+        """W_k X, where row i of X belongs to learner i."""
+        ranks, peers, weights = self.entries(round)
+        products = weights.reshape(-1, *(1,) * (values.ndim - 1)) * values[peers]
+        return np.asarray(np.add.reduceat(products, np.searchsorted(ranks, np.arange(self.size))))
 
     def degrees(self, round: int = 0) -> Ranks:
-        """How many neighbours each learner has in this round, which is also how many models it sends."""
-        W = self.sparse(round)
-        return np.asarray(np.diff(W.indptr) - (W.diagonal() != 0), dtype=np.int64)
+        """The number of neighbours of each learner in this round; each learner sends as many models."""
+        ranks, peers, _ = self.entries(round)
+        return np.bincount(ranks[ranks != peers], minlength=self.size)
 
     def typical_rounds(self) -> range:
-        """Rounds that stand for all in what does not depend on the learners' names, such as degrees."""
+        """Rounds that represent all rounds for figures that do not depend on the ranks, such as the mean degree."""
         if self.drift:
             return range(1)
         return range(SAMPLED_ROUNDS if self.period is None else self.period)
 
     def blocks(self, round: int = 0) -> npt.NDArray[np.complex128] | Array | None:
-        """Hermitian blocks, stacked (m, b, b), into which one unitary transform turns every W_k; block 0 has the mean.
+        """Hermitian blocks, stacked as (m, b, b), into which one unitary transform turns every W_k; block 0 has the mean.
 
-        Symmetry makes them small (a circulant has n blocks of size 1, by FFT); without any, W_k itself is the one
-        block. None where that would be too large to work with.
+        Symmetry makes the blocks small: the FFT of a circulant matrix gives n blocks of size 1. Without any symmetry
+        W_k itself is the only block. The answer is None if that block would be too large to work with.
         """
         return self.matrix(round)[None] if self.size <= DENSE_LIMIT else None
 
@@ -106,85 +113,68 @@ class Mixing(ABC):
 
 
 class FormulaMixing(Mixing):
-    """A mixing given by a formula for the entries of W_k in the rows of any learners: one, for a row, or all of them.
+    """A periodic mixing given by a formula for the entries of any rows of W_k.
 
     Args:
-        name: what it is called.
+        name: its name.
         size: the number of learners n.
-        period: rounds after which it repeats.
-        entries: (ranks, phase) -> (index into ranks, peer, weight) of all non-zero entries; phase = round mod period.
-        shift: relabelling i -> i + shift (mod n) leaves every W_k as it is; None where it has no such symmetry.
-        drift: relabelling i -> i + drift (mod n) turns every W_k into W_{k+1}; 0 where it has no such rule.
+        period: the number of rounds after which the mixing repeats.
+        formula: (ranks, phase) -> (index into ranks, peer, weight) of all non-zero entries, where phase = round mod period.
+        shift: relabelling i -> i + shift (mod n) does not change any W_k; None if there is no such symmetry.
+        drift: relabelling i -> i + drift (mod n) turns every W_k into W_{k+1}; 0 if there is no such rule.
     """
 
     def __init__(
-        self, name: str, size: int, period: int, entries: Formula, *, shift: int | None = None, drift: int = 0
+        self, name: str, size: int, period: int, formula: Formula, *, shift: int | None = None, drift: int = 0
     ) -> None:
         super().__init__(name, size, period)
-        self._period, self._entries, self._shift, self.drift = period, entries, shift or size, drift
+        self._period, self._formula, self._shift, self.drift = period, formula, shift or size, drift
 
     def row(self, rank: int, round: int = 0) -> Row:
-        """W_k[rank, :]."""
-        _, peers, weights = self._entries(np.array([self.checked(rank)]), round % self._period)
+        """W_k[rank, :], computed without the other rows."""
+        _, peers, weights = self._formula(np.array([self.checked(rank)]), round % self._period)
         return dict(sorted(zip(peers.tolist(), weights.tolist(), strict=True)))
 
-    def sparse(self, round: int = 0) -> sparse.csr_array:
-        """W_k as a sparse matrix."""
-        ranks, peers, weights = self._entries(np.arange(self.size), round % self._period)
-        W = sparse.csr_array((weights, (ranks, peers)), shape=(self.size, self.size))
-        W.sort_indices()
-        return W
+    def entries(self, round: int = 0) -> Entries:
+        """All non-zero entries of W_k, from one call of the formula."""
+        return in_order(*self._formula(np.arange(self.size), round % self._period))
 
     def blocks(self, round: int = 0) -> npt.NDArray[np.complex128] | Array | None:
-        """A block-circulant matrix falls into n/b blocks of size b by FFT over its first b rows."""
+        """The FFT over the first b rows of a block-circulant matrix gives n/b blocks of size b."""
         b = self._shift
         if b == self.size:
             return super().blocks(round)
         first = np.zeros((b, self.size))
-        ranks, peers, weights = self._entries(np.arange(b), round % self._period)
+        ranks, peers, weights = self._formula(np.arange(b), round % self._period)
         first[ranks, peers] = weights
         return np.fft.fft(first.reshape(b, self.size // b, b), axis=1).transpose(1, 0, 2)
 
 
+def in_order(ranks: Ranks, peers: Ranks, weights: Array) -> Entries:
+    """The same entries, sorted by rank, then by peer."""
+    order = np.lexsort((peers, ranks))
+    return ranks[order], peers[order], weights[order]
+
+
 def joined(*parts: Entries) -> Entries:
-    """The entries of several formulas together."""
+    """The entries of several parts together, in the order given."""
     ranks, peers, weights = zip(*parts, strict=True)
     return np.concatenate(ranks), np.concatenate(peers), np.concatenate(weights)
 
 
 def pairs(ranks: Ranks, peers: Ranks, resting: npt.NDArray[np.bool_]) -> Entries:
-    """Each learner averages with one peer, 1/2 and 1/2; who rests keeps its own."""
+    """Entries of pairs that average with 1/2 and 1/2; a resting learner keeps its own weights."""
     paired = np.flatnonzero(~resting)
     own = (np.arange(len(ranks)), ranks, np.where(resting, 1.0, 0.5))
     return joined(own, (paired, peers[paired], np.full(len(paired), 0.5)))
 
 
-class MatrixMixing(Mixing):
-    """A fixed mixing given by its matrix, checked to be symmetric, doubly stochastic and connected."""
-
-    def __init__(self, name: str, weights: npt.ArrayLike | sparse.sparray) -> None:
-        W = sparse.csr_array(weights if sparse.issparse(weights) else _square(name, weights))
-        super().__init__(name, W.shape[0], period=1)
-        _check_doubly_stochastic(name, W)
-        W.eliminate_zeros()
-        W.sort_indices()
-        self._W = W
-
-    def row(self, rank: int, round: int = 0) -> Row:
-        """W[rank, :]."""
-        start, stop = self._W.indptr[self.checked(rank) : rank + 2]
-        return dict(zip(self._W.indices[start:stop].tolist(), self._W.data[start:stop].tolist(), strict=True))
-
-    def sparse(self, round: int = 0) -> sparse.csr_array:
-        """W itself."""
-        return self._W
-
-
 class RelabelledMixing(Mixing):
-    r"""A fixed mixing whose learners change places at random every round: $W_k = P_k^T W P_k$.
+    r"""A fixed mixing over a fresh random permutation of the learners every round: $W_k = P_k^T W P_k$.
 
-    The same bytes as the fixed one, but in expectation everyone meets everyone: this is the randomised mixing of
-    arXiv:2002.01119. The permutation of round k is a pure function of (seed, k).
+    It sends as many bytes as the fixed mixing, but in expectation every learner averages with every other one: the
+    randomised mixing of arXiv:2002.01119. The permutation of round k is a pure function of (seed, k). A learner's
+    *position* is where the permutation puts it in the fixed mixing.
     """
 
     def __init__(self, name: str, base: Mixing, seed: int) -> None:
@@ -193,86 +183,39 @@ class RelabelledMixing(Mixing):
 
     def row(self, rank: int, round: int = 0) -> Row:
         """W_k[rank, :] in O(degree)."""
-        places = permutation(self.size, self.seed, round)
-        row = self.base.row(places.inverse(self.checked(rank)))
-        return dict(sorted((places(position), weight) for position, weight in row.items()))
+        learner = permutation(self.size, self.seed, round)
+        row = self.base.row(learner.inverse(self.checked(rank)))
+        return dict(sorted((learner(position), weight) for position, weight in row.items()))
 
     def partner(self, rank: int, round: int = 0) -> int | None:
-        """The same neighbour by place every round (on a ring: the successor); the places are new each time."""
-        places = permutation(self.size, self.seed, round)
-        position = self.base.partner(places.inverse(self.checked(rank)))
-        return None if position is None else places(position)
+        """The learner at the first partner's position: on a ring, the successor in this round's permutation."""
+        learner = permutation(self.size, self.seed, round)
+        position = self.base.partner(learner.inverse(self.checked(rank)))
+        return None if position is None else learner(position)
 
-    def sparse(self, round: int = 0) -> sparse.csr_array:
-        """W_k as a sparse matrix."""
-        W = self.base.sparse().tocoo()
+    def entries(self, round: int = 0) -> Entries:
+        """The entries of the fixed mixing with positions replaced by learners."""
+        ranks, peers, weights = self.base.entries()
         learner = permutation(self.size, self.seed, round).all()
-        return sparse.csr_array((W.data, (learner[W.row], learner[W.col])), shape=W.shape)
+        return in_order(learner[ranks], learner[peers], weights)
 
     def apply(self, values: Array, round: int = 0) -> Array:
-        """W_k X: take places, mix, go home."""
+        """W_k X = P_k^T W P_k X."""
         learner = permutation(self.size, self.seed, round).all()
         mixed = np.empty_like(values)
         mixed[learner] = self.base.apply(values[learner])
         return mixed
 
     def degrees(self, round: int = 0) -> Ranks:
-        """Those of the fixed mixing, in other places: changing places costs nothing."""
+        """The degrees of the fixed mixing, permuted."""
         degrees = np.empty(self.size, dtype=np.int64)
         degrees[permutation(self.size, self.seed, round).all()] = self.base.degrees()
         return degrees
 
     def typical_rounds(self) -> range:
-        """One: only the learners' places change."""
+        """One round, because rounds differ only by a permutation."""
         return range(1)
 
     def blocks(self, round: int = 0) -> npt.NDArray[np.complex128] | Array | None:
-        """Rounds share no transform; the spectrum of a relabelled mixing has a closed form instead."""
+        """None: no single transform serves all rounds. The spectrum has a closed form instead."""
         return None
-
-
-def metropolis(graph: nx.Graph) -> sparse.csr_array:
-    r"""Metropolis weights: $w_{ij} = 1 / (1 + \max(d_i, d_j))$ on edges, the rest on the diagonal.
-
-    Symmetric and doubly stochastic on any graph, and computable from the degrees of two neighbours alone.
-
-    >>> import networkx as nx
-    >>> metropolis(nx.path_graph(3)).toarray().round(3).tolist()
-    [[0.667, 0.333, 0.0], [0.333, 0.333, 0.333], [0.0, 0.333, 0.667]]
-    """
-    ends = sparse.csr_array(nx.to_scipy_sparse_array(graph, weight=None, dtype=np.float64))
-    ends.setdiag(0)
-    ends.eliminate_zeros()
-    degree = np.diff(ends.indptr)
-    edges = ends.tocoo()
-    weights = 1.0 / (1 + np.maximum(degree[edges.row], degree[edges.col]))
-    W = sparse.coo_array((weights, (edges.row, edges.col)), shape=ends.shape).tocsr()
-    return sparse.csr_array(W + sparse.diags_array(1 - W.sum(axis=1)))
-
-
-def _square(name: str, weights: npt.ArrayLike) -> Array:
-    try:
-        W = np.asarray(weights, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise TopologyError(f"{name}: a mixing matrix has numbers as entries, but {error}") from error
-    if W.ndim != 2 or W.shape[0] != W.shape[1]:
-        raise TopologyError(f"{name}: a mixing matrix is square, got shape {W.shape}")
-    if not np.isfinite(W).all():
-        raise TopologyError(f"{name}: a mixing matrix has finite entries only, got NaN or infinity")
-    return W
-
-
-def _check_doubly_stochastic(name: str, W: sparse.csr_array) -> None:
-    if W.nnz and W.data.min() < 0:
-        raise TopologyError(f"{name}: a mixing matrix has no negative entries, got {W.data.min():.6g}")
-    if abs(W - W.T).max() > TOLERANCE:
-        raise TopologyError(f"{name}: a mixing matrix is symmetric, so that exchanges are mutual; this one is not")
-    sums = W.sum(axis=1)
-    worst = int(np.argmax(np.abs(sums - 1)))
-    if abs(sums[worst] - 1) > TOLERANCE:
-        raise TopologyError(
-            f"{name}: a mixing matrix is doubly stochastic, but row {worst} sums to {sums[worst]:.6g} instead of 1"
-        )
-    parts, _ = sparse.csgraph.connected_components(W, directed=False)
-    if parts > 1:
-        raise TopologyError(f"{name}: the graph falls into {parts} parts that never average; add edges between them")

@@ -1,11 +1,11 @@
-"""Keyed permutations: round k's relabelling of the learners, computable one learner at a time.
+"""Keyed permutations: the relabelling of the learners in round k, computable for one learner at a time.
 
-Every learner must know its own place in round k without talking and without building a list of a million places. Up to
-`TABLE_LIMIT` learners the permutation is a table: the ranks sorted by a hash, which is uniform over all n! orders
-(up to ties of 64-bit hashes). Above it a Feistel network over Z_a x Z_b with cycle walking gives each image and
-preimage in O(1); on small domains such a network would be biased, hence the table.
+Every learner must know its own position in round k without communication and without a list of a million positions. Up
+to `TABLE_LIMIT` learners the permutation is a table: the ranks sorted by a hash, which is uniform over all n! orders
+(up to ties of 64-bit hashes). Above that limit a Feistel network over Z_a x Z_b with cycle walking gives each image and
+each preimage in O(1). On small domains such a network would be biased, so small sizes use the table.
 
-Own hashing rather than numpy.random: learners on different machines must agree whatever NumPy they run.
+The hash is our own and not numpy.random, because learners with different NumPy versions must agree.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 TABLE_LIMIT = 4096
-FEW = 16  # learners: hashing them one by one is faster than waking NumPy
+FEW = 16  # up to so many learners a Python loop is faster than NumPy
 FEISTEL_ROUNDS = 8
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -35,7 +35,7 @@ def mix64(x: Integers) -> Integers:
 
 
 def key(*parts: int) -> int:
-    """One 64-bit key of several integers, all of which matter.
+    """One 64-bit key from several integers; it depends on each of them and on their order.
 
     >>> key(1, 2) == key(1, 2), key(1, 2) == key(2, 1)
     (True, False)
@@ -62,13 +62,13 @@ class Permutation:
         if size <= TABLE_LIMIT:
             self._table = _sorted_by_hash(size, key(seed))
             return
-        # The domain a*b is hardly larger than size, so that walking out of it and back is rare.
+        # The domain a*b is hardly larger than `size`, so an image outside 0..size-1 is rare.
         self._a = math.isqrt(max(size - 1, 0)) + 1
         self._b = -(-size // self._a)
         self._keys = [key(seed, j) for j in range(FEISTEL_ROUNDS)]
 
     def __call__(self, position: int) -> int:
-        """The image of one position."""
+        """The learner at one position."""
         if self._table is not None:
             return int(self._table[position])
         image = self._forward(position)
@@ -77,7 +77,7 @@ class Permutation:
         return image
 
     def inverse(self, value: int) -> int:
-        """The position whose image is `value`."""
+        """The position of the learner `value`."""
         if self._table is not None:
             return int(np.flatnonzero(self._table == value)[0])
         position = self._backward(value)
@@ -86,7 +86,7 @@ class Permutation:
         return position
 
     def all(self) -> npt.NDArray[np.int64]:
-        """Every image in order of position, O(size)."""
+        """The learners at all positions, in order of position; O(size)."""
         if self._table is not None:
             return self._table
         images = self._forward(np.arange(self.size, dtype=np.uint64))

@@ -1,8 +1,9 @@
-"""Topologies by name, by file or by `module:function`, for any number of learners."""
+"""Topologies by name, from a file or from `module:function`, for any number of learners."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +15,7 @@ from roundelay.topology.files import READERS, mixing_from_file
 from roundelay.topology.mixing import Mixing
 
 Family = Callable[[int], Mixing]
-"""A topology for any number of learners: size -> Mixing. It may raise TopologyError for a size that it cannot have."""
+"""A topology for any number of learners: size -> Mixing. It raises TopologyError for a size that it does not support."""
 
 TOPOLOGIES: dict[str, Callable[[int, int, int], Mixing]] = {
     "ring": lambda size, seed, degree: graphs.ring(size),
@@ -35,22 +36,22 @@ def family(topology: str | Mixing | Family, *, seed: int = 0, degree: int = 1) -
     """A topology for any number of learners.
 
     Args:
-        topology: a name of `TOPOLOGIES`; a graph or matrix file; `module:function`, where function(size) is a Mixing;
-            such a function itself; or one Mixing, which fits its own size only.
-        seed: of the random ones.
-        degree: of base-graph.
+        topology: a name of `TOPOLOGIES`; a graph or matrix file; `module:function`, where function(size) returns a Mixing;
+            such a function itself; or one Mixing, which supports its own size only.
+        seed: seed of the random topologies.
+        degree: degree of base-graph.
 
-    Raises TopologyError for an unknown name or a file that cannot be read.
+    Raises TopologyError for an unknown name, or for a file or module that cannot be read.
 
     >>> family("random-ring", seed=3)(8), family(graphs.ring)(5)
     (random-ring(8), ring(5))
     """
     if isinstance(topology, Mixing):
-        return _of_one_size(topology)
+        return OneSize(topology)
     if callable(topology):
         return topology
     if Path(topology).suffix in READERS:
-        return _of_one_size(mixing_from_file(Path(topology)))
+        return OneSize(mixing_from_file(Path(topology)))
     if plugins.is_path(topology):
         return _from_plugin(topology)
     if topology not in TOPOLOGIES:
@@ -61,7 +62,7 @@ def family(topology: str | Mixing | Family, *, seed: int = 0, degree: int = 1) -
 
 
 def named(topology: str, size: int, seed: int = 0, degree: int = 1) -> Mixing:
-    """The mixing of `size` learners on the topology called so; see `family`.
+    """The mixing of `size` learners on a topology; see `family` for its arguments and errors.
 
     >>> named("random-ring", 8, seed=3)
     random-ring(8)
@@ -70,8 +71,9 @@ def named(topology: str, size: int, seed: int = 0, degree: int = 1) -> Mixing:
 
 
 def every(size: int, seed: int = 0, degree: int = 1) -> tuple[list[Mixing], dict[str, str]]:
-    """All built-in topologies that `size` learners can have, and why the others cannot."""
-    possible, refused = [], {}
+    """All built-in topologies that support `size` learners, and for each of the others the reason why it does not."""
+    possible: list[Mixing] = []
+    refused: dict[str, str] = {}
     for name in TOPOLOGIES:
         try:
             possible.append(named(name, size, seed, degree))
@@ -80,22 +82,28 @@ def every(size: int, seed: int = 0, degree: int = 1) -> tuple[list[Mixing], dict
     return possible, refused
 
 
-def _of_one_size(mixing: Mixing) -> Family:
-    def fitting(size: int) -> Mixing:
-        if size != mixing.size:
-            raise TopologyError(
-                f"{mixing!r} is for {mixing.size} learners, but {size} are here; use a topology that fits any number, "
-                "such as random-ring"
-            )
-        return mixing
+@dataclass(frozen=True)
+class OneSize:
+    """The family of a single mixing: it supports one number of learners only."""
 
-    return fitting
+    mixing: Mixing
+
+    def __call__(self, size: int) -> Mixing:
+        """The mixing. Raises TopologyError for any other size."""
+        if size != self.mixing.size:
+            raise TopologyError(
+                f"{self.mixing!r} is for {self.mixing.size} learners, but {size} are here; use a topology that "
+                "supports any number, such as random-ring"
+            )
+        return self.mixing
 
 
 def _from_plugin(path: str) -> Family:
     function = plugins.load(path, "topology", TopologyError)
     if not callable(function):
-        raise TopologyError(f"the topology '{path}' must be a function from a number of learners to a Mixing")
+        raise TopologyError(
+            f"the topology '{path}' must be a function that takes the number of learners and returns a Mixing"
+        )
 
     def built(size: int) -> Mixing:
         mixing = cast(Family, function)(size)

@@ -1,15 +1,15 @@
-r"""How fast a mixing brings learners together, computed exactly wherever mathematics allows.
+r"""How fast a mixing brings learners together: exact where a closed form or a small matrix allows, else estimated.
 
 With J/n the averaging matrix and $X_{k+1} = W_k X_k$:
 
 * fixed W: gap $= 1 - \max(|\lambda_2|, |\lambda_n|)$;
 * random $W_k$: gap $= 1 - \sqrt\rho$, $\rho = \lambda_{\max}(E[W^T W] - J/n)$; for a W relabelled uniformly at random
-  $\rho = (\|W\|_F^2 - 1)/(n - 1)$ exactly, otherwise it is estimated and says so;
-* periodic $W_k$: gap $= 1 - r^{1/p}$ with r the spectral radius of the product over one period of p rounds, less J/n.
+  $\rho = (\|W\|_F^2 - 1)/(n - 1)$ exactly, otherwise $\rho$ is estimated and the spectrum says so;
+* periodic $W_k$: gap $= 1 - r^{1/p}$ with r the spectral radius of the product over one period of p rounds, minus J/n.
 
 The squared error of the worst start after r rounds is $\|W_{r-1} \cdots W_0 - J/n\|_2^2$ (for random mixing its
 expectation, $\rho^r$). Stationary variance is that of $X \leftarrow WX - \alpha G$ with independent noise G of variance
-$\sigma^2$: mean squared distance of a learner from consensus, in units of $(\alpha\sigma)^2$.
+$\sigma^2$: the mean squared distance of a learner from consensus, in units of $(\alpha\sigma)^2$.
 """
 
 from __future__ import annotations
@@ -18,36 +18,27 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from roundelay.errors import TopologyError
 from roundelay.topology.estimate import estimated_contraction, estimated_variance
-from roundelay.topology.large import (
-    ONE_PERCENT,
-    large_fixed,
-    large_periodic,
-    rounds_at_rate,
-    smallest_eigenvalue,
-    squared_error,
-)
 from roundelay.topology.mixing import Mixing, RelabelledMixing
-from roundelay.topology.stacks import Stack
+from roundelay.topology.stacks import ONE_PERCENT, Stack, rounds_at_rate
 
 GapKind = Literal["fixed", "expected", "periodic", "estimated"]
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """What theory says of a mixing.
+    """What theory says about a mixing.
 
     Attributes:
         gap: 1 - the factor by which a round shrinks the distance from consensus.
-        kind: how the gap is defined for this mixing, or that it was estimated.
-        gap_error: its standard error if estimated, else None.
+        kind: how the gap is defined for this mixing, or "estimated".
+        gap_error: standard error of an estimated gap, else None.
         lambda_min: the smallest eigenvalue of any round's W; see `stability_bound`.
-        exact_after: rounds after which every learner has the exact mean, None if never.
+        exact_after: rounds after which every learner has the exact mean; None if never.
         rounds_to_1_percent: rounds until the squared error of the worst start is 1 %; None if never.
-        stationary_variance: in units of (alpha sigma)^2; None where it grows without bound, or settles too slowly
+        stationary_variance: in units of (alpha sigma)^2; None if it grows without bound, or settles too slowly
             to be estimated.
-        stationary_variance_error: its standard error if estimated, else None.
+        stationary_variance_error: standard error of an estimated variance, else None.
     """
 
     gap: float
@@ -61,7 +52,9 @@ class Spectrum:
 
 
 def spectrum(mixing: Mixing) -> Spectrum:
-    """Everything theory says of a mixing.
+    """Everything theory says about a mixing.
+
+    Raises TopologyError if the mixing is too large, and MissingExtraError if it is so large that scipy is needed.
 
     >>> from roundelay.topology import ring
     >>> s = spectrum(ring(16))
@@ -100,7 +93,7 @@ def spectral_gap(mixing: Mixing) -> float:
 def stability_bound(mixing: Mixing, momentum: float = 0.0) -> float:
     r"""Largest stable $\alpha h$ of averaging while computing on curvature h: $(1 + \lambda_{\min}(W))(1 + \beta)$.
 
-    The gradient is taken at weights from before the averaging, which is why a negative eigenvalue hurts.
+    The gradient is taken at the weights before the averaging. That is why a negative eigenvalue lowers the bound.
 
     >>> from roundelay.topology import ring
     >>> round(stability_bound(ring(16)), 4)
@@ -109,37 +102,11 @@ def stability_bound(mixing: Mixing, momentum: float = 0.0) -> float:
     return (1 + spectrum(mixing).lambda_min) * (1 + momentum)
 
 
-def consensus_error(mixing: Mixing, rounds: int) -> float:
-    """Squared distance from consensus after `rounds` rounds relative to the worst start (random mixing: expected).
-
-    >>> from roundelay.topology import one_peer_exponential
-    >>> [round(consensus_error(one_peer_exponential(4), r), 3) for r in range(3)]
-    [1.0, 1.0, 0.0]
-    """
-    if rounds < 0:
-        raise TopologyError(f"consensus_error needs a number of rounds >= 0, got {rounds}")
-    if mixing.size == 1:
-        return 0.0
-    if mixing.period is None:
-        return (1 - spectrum(mixing).gap) ** (2 * rounds)
-    stack = Stack.of(mixing)
-    if stack is not None:
-        return stack.squared_error(rounds)
-    found = spectrum(mixing)
-    if found.exact_after is None:  # a fixed W, where the worst start stays the worst
-        return (1 - found.gap) ** (2 * rounds)
-    if rounds >= found.exact_after:
-        return 0.0
-    return squared_error([mixing.sparse(round) for round in range(rounds)]) if rounds else 1.0
-
-
 def relabelled_contraction(mixing: RelabelledMixing) -> float:
     """The factor on the expected squared distance per round, rho = (|W|_F^2 - 1) / (n - 1)."""
     if mixing.size == 1:
         return 0.0
-    blocks = mixing.base.blocks()  # unitarily equivalent to W, and small where W is not
-    entries = blocks if blocks is not None else mixing.base.sparse().data
-    frobenius2 = float((abs(entries) ** 2).sum())
+    frobenius2 = float((mixing.base.entries()[2] ** 2).sum())
     return max(0.0, (frobenius2 - 1) / (mixing.size - 1))
 
 
@@ -150,7 +117,7 @@ def _relabelled(mixing: RelabelledMixing) -> Spectrum:
         gap=1 - math.sqrt(rho),
         kind="expected",
         gap_error=None,
-        lambda_min=stack.lambda_min if stack else smallest_eigenvalue(mixing.base.sparse()),
+        lambda_min=stack.lambda_min if stack else _large_lambda_min(mixing.base),
         exact_after=stack.exact_after if stack else None,
         rounds_to_1_percent=rounds_at_rate(math.sqrt(rho), n),
         stationary_variance=(n - 1) / n / (1 - rho) if rho < 1 else None,
@@ -173,7 +140,15 @@ def _estimated(mixing: Mixing) -> Spectrum:
     )
 
 
+def _large_lambda_min(mixing: Mixing) -> float:
+    from roundelay.topology.large import smallest_eigenvalue
+
+    return smallest_eigenvalue(mixing)
+
+
 def _large(mixing: Mixing) -> Spectrum:
+    from roundelay.topology.large import large_fixed, large_periodic
+
     found = large_fixed(mixing) if mixing.period == 1 else large_periodic(mixing)
     return Spectrum(
         gap=1 - found.rate,

@@ -1,8 +1,9 @@
-"""The spectrum of a periodic mixing from the stacked blocks of its rounds; a fixed mixing has a period of one round."""
+"""The spectrum of a periodic mixing from the stacked blocks of its rounds. A fixed mixing has a period of one round."""
 
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -11,23 +12,23 @@ from roundelay.topology.mixing import TOLERANCE, Mixing
 
 Blocks = npt.NDArray[np.complex128] | npt.NDArray[np.float64]
 
-CERTAINLY_ONE = 1 - 1e-12  # a factor per round from which on nothing dies out
+ONE_PERCENT = 0.01
+CERTAINLY_ONE = 1 - 1e-12  # with this factor per round or a larger one, differences never die out
 
 
 class Stack:
-    """W_0 - J/n, ..., W_{p-1} - J/n of one period as stacks of blocks (m, b, b): all matrix maths is batched."""
+    """W_0 - J/n, ..., W_{p-1} - J/n of one period, each as a stack of blocks (m, b, b), so that NumPy works on all at once."""
 
     def __init__(self, size: int, phases: list[Blocks], lambda_min: float, *, hermitian: bool) -> None:
         self.size = size
         self.phases = [_without_mean(phase) for phase in phases]
-        self.lambda_min = (
-            lambda_min if abs(lambda_min) > 1e-12 else 0.0
-        )  # averaging is a projection: its zeros are exact
+        # An eigenvalue this small is rounding error: the averaging of a group is a projection, with eigenvalues 0 and 1.
+        self.lambda_min = lambda_min if abs(lambda_min) > 1e-12 else 0.0
         self._hermitian = hermitian
 
     @classmethod
     def of(cls, mixing: Mixing) -> Stack | None:
-        """The stack of a fixed or periodic mixing, None where it is too large for one."""
+        """The stack of a fixed or periodic mixing; None if it would be too large."""
         phases: list[Blocks] = []
         for round in range(1 if mixing.drift else mixing.period or 0):
             blocks = mixing.blocks(round)
@@ -49,7 +50,7 @@ class Stack:
 
     @functools.cached_property
     def rate(self) -> float:
-        """Asymptotic factor per round: spectral radius of the product, to the power 1/p."""
+        """Asymptotic factor per round: the spectral radius of the product, to the power 1/p."""
         if self.exact_after is not None:
             return 0.0
         eigenvalues = _eigenvalues(self.product) if self._hermitian else np.linalg.eigvals(self.product)
@@ -57,7 +58,7 @@ class Stack:
 
     @functools.cached_property
     def exact_after(self) -> int | None:
-        """The first r with W_{r-1} ... W_0 = J/n, if there is one; it is within a period."""
+        """The first r with W_{r-1} ... W_0 = J/n; None if there is none within a period, and so none at all."""
         if self.size == 1:
             return 0
         product = _identity(self.phases[0])
@@ -67,16 +68,11 @@ class Stack:
                 return rounds
         return None
 
-    def squared_error(self, rounds: int) -> float:
-        """|W_{r-1} ... W_0 - J/n|_2^2."""
-        periods, rest = divmod(rounds, len(self.phases))
-        product = np.linalg.matrix_power(self.product, periods) if periods else _identity(self.phases[0])
-        for phase in self.phases[:rest]:
-            product = phase @ product
-        return _norm2(product)
-
     def rounds_to(self, target: float) -> int | None:
-        """Smallest r whose squared error is at most `target`: doubling, bisection over periods, then round by round."""
+        """Smallest r with |W_{r-1} ... W_0 - J/n|_2^2 <= `target`; None if there is none.
+
+        The search doubles the number of periods, bisects, then goes round by round.
+        """
         if self.size == 1:
             return 0
         if self.rate >= CERTAINLY_ONE:
@@ -96,7 +92,10 @@ class Stack:
         raise AssertionError("the period after the last one above the target must end below it")
 
     def stationary_variance(self) -> float | None:
-        """Mean over phases of tr(S_k)/n; S_{k+1} = W_k S_k W_k^T + I - J/n and S_p = S_0: Lyapunov, by doubling."""
+        """Mean over phases of tr(S_k)/n, where S_{k+1} = W_k S_k W_k^T + I - J/n and S_p = S_0; None if it has no bound.
+
+        This Lyapunov equation is solved by doubling.
+        """
         if self.rate >= CERTAINLY_ONE:
             return None
         noise = _identity(self.phases[0])
@@ -114,12 +113,21 @@ class Stack:
         return total / len(self.phases) / self.size
 
 
+def rounds_at_rate(rate: float, size: int) -> int | None:
+    """The first r with rate^(2r) <= 1 %; 0 for a single learner, None if there is none."""
+    if size == 1:
+        return 0
+    if rate >= 1 - 1e-15:
+        return None
+    return 1 if rate <= 0 else max(1, math.ceil(math.log(ONE_PERCENT) / (2 * math.log(rate)) - 1e-9))
+
+
 def _diagonal(blocks: Blocks) -> Blocks:
-    """A fixed W in its own basis: n blocks of size 1, the mean's eigenvalue first."""
+    """A fixed W in its eigenbasis: n blocks of size 1, the mean's eigenvalue first."""
     if blocks.shape[1] == 1:
         return blocks
     eigenvalues = np.linalg.eigvalsh(_without_mean(blocks)).ravel()
-    mean = int(np.argmin(np.abs(eigenvalues)))  # or another zero, which then stays in its place
+    mean = int(np.argmin(np.abs(eigenvalues)))  # or another eigenvalue 0; which one of them is removed does not matter
     return np.concatenate([[1.0], np.delete(eigenvalues, mean)]).reshape(-1, 1, 1)
 
 
@@ -141,10 +149,10 @@ def _adjoint(stack: Blocks) -> Blocks:
 
 
 def _eigenvalues(stack: Blocks) -> npt.NDArray[np.float64]:
-    """Of Hermitian blocks; a block of size 1 is its own."""
+    """Eigenvalues of Hermitian blocks; a block of size 1 is its own eigenvalue."""
     return np.asarray(stack.real if stack.shape[1] == 1 else np.linalg.eigvalsh(stack), dtype=np.float64)
 
 
 def _norm2(stack: Blocks) -> float:
-    """Squared spectral norm: the largest eigenvalue of A^H A over the stack."""
+    """Squared spectral norm: the largest eigenvalue of A^H A over all blocks."""
     return float(_eigenvalues(_adjoint(stack) @ stack).max())

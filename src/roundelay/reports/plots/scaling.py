@@ -1,4 +1,4 @@
-"""Pictures of predicted scaling."""
+"""Plots of predicted scaling."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from roundelay.papers.claim import Line, Panel
-from roundelay.planning.scaling import Prediction
+from roundelay.planning import ScalingPoint
 from roundelay.reports.plots.reproduce import plot_panels
 
 
-def plot_scaling(rows: Sequence[Prediction], path: Path) -> None:
-    """Speed-up and efficiency of every strategy over the number of learners."""
-    learners = sorted({row.learners for row in rows})
-    strategies = list(dict.fromkeys(row.strategy for row in rows))
-    by = {(row.strategy, row.learners): row for row in rows}
-    speedups = [Line(name, learners, [[by[name, n].speedup for n in learners]]) for name in strategies]
-    parts = [Line(name, learners, [[by[name, n].efficiency for n in learners]]) for name in strategies]
-    ideal = Line("ideal", learners, [learners], dashed=True)
+def plot_scaling(points: Sequence[ScalingPoint], path: Path) -> None:
+    """Plot speed-up and efficiency of every strategy against the number of learners."""
+    by_strategy: dict[str, list[ScalingPoint]] = {}
+    for point in points:
+        by_strategy.setdefault(point.strategy, []).append(point)
+    learners = {name: [point.learners for point in own] for name, own in by_strategy.items()}
+    speedups = [Line(name, learners[name], [[point.speedup for point in own]]) for name, own in by_strategy.items()]
+    parts = [Line(name, learners[name], [[point.efficiency for point in own]]) for name, own in by_strategy.items()]
+    every = sorted({point.learners for point in points})
     plot_panels(
         [
-            Panel("speed-up", "learners", "times one learner", [*speedups, ideal], "xy"),
+            Panel(
+                "speed-up",
+                "learners",
+                "times one learner",
+                [*speedups, Line("ideal", every, [every], dashed=True)],
+                "xy",
+            ),
             Panel("efficiency", "learners", "speed-up / learners", parts, "x"),
         ],
         path,

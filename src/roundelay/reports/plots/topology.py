@@ -6,8 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
-
 from roundelay.errors import TopologyError
 from roundelay.reports.plots.figures import picture
 from roundelay.topology import TOPOLOGIES, Mixing, named, spectral_gap
@@ -16,11 +14,11 @@ from roundelay.topology.cayley import CayleyMixing
 MOST_DRAWN = 256
 MOST_LABELLED = 32
 ROUNDS_DRAWN = 4
-STUB = 0.42  # how far an edge that wraps around is drawn, in distances between neighbours
+STUB = 0.42  # drawn length of an edge that wraps around, in distances between neighbours
 
-Place = tuple[float, float]
+Point = tuple[float, float]
 
-# Colours that differ also for the colour-blind (Paul Tol's muted set and black), each with a marker of its own.
+# Colours that colour-blind readers can tell apart (Paul Tol's muted set and black), each with its own marker.
 _LOOK = {
     "ring": ("#cc6677", "o"),
     "random-ring": ("#332288", "s"),
@@ -37,22 +35,25 @@ _LOOK = {
 
 
 def draw_topology(mixing: Mixing, path: Path) -> None:
-    """Draw the graph; of a changing topology its first rounds side by side. Learners keep their places."""
+    """Draw the graph; of a changing topology the first rounds side by side. A learner is at the same point in all rounds.
+
+    Raises TopologyError if there are too many learners to see, MissingExtraError without matplotlib.
+    """
     if mixing.size > MOST_DRAWN:
         raise TopologyError(f"a drawing shows at most {MOST_DRAWN} learners, got {mixing.size}; draw a smaller one")
     rounds = ROUNDS_DRAWN if mixing.period is None else min(mixing.period, 2 * ROUNDS_DRAWN)
     rows = math.ceil(rounds / ROUNDS_DRAWN)
     columns = math.ceil(rounds / rows)
-    places = _places(mixing)
+    points = _points(mixing)
     with picture(path, rows, columns, size=(3.4 * columns + 0.4, 3.7 * rows)) as (figure, axes):
         for round, ax in enumerate(axes):
             ax.set_axis_off()
             if round < rounds:
-                _draw_round(mixing, round, places, ax)
+                _draw_round(mixing, round, points, ax)
         figure.suptitle(f"{mixing.name}, {mixing.size} learners")
 
 
-def _places(mixing: Mixing) -> dict[int, Place]:
+def _points(mixing: Mixing) -> dict[int, Point]:
     if _columns(mixing):
         return {rank: (float(rank % _columns(mixing)), -float(rank // _columns(mixing))) for rank in range(mixing.size)}
     around = range(1, mixing.size) if mixing.name == "star" else range(mixing.size)
@@ -62,28 +63,29 @@ def _places(mixing: Mixing) -> dict[int, Place]:
 
 
 def _columns(mixing: Mixing) -> int:
-    """Of a torus that is drawn as a grid; 0 for what is drawn as a circle."""
+    """Columns of a torus, which is drawn as a grid; 0 for every other topology, which is drawn as a circle."""
     if mixing.name == "torus" and isinstance(mixing, CayleyMixing) and mixing.shape[0] > 1:
         return mixing.shape[1]
     return 0
 
 
-def _draw_round(mixing: Mixing, round: int, places: dict[int, Place], ax: Any) -> None:  # noqa: ANN401
+def _draw_round(mixing: Mixing, round: int, points: dict[int, Point], ax: Any) -> None:  # noqa: ANN401
     edges = {(i, j) for i in range(mixing.size) for j in mixing.neighbours(i, round) if i < j}
-    wrapped = {(i, j) for i, j in edges if _columns(mixing) and math.dist(places[i], places[j]) > 1}
-    graph = nx.Graph(edges - wrapped)
-    graph.add_nodes_from(range(mixing.size))
+    wrapped = {(i, j) for i, j in edges if _columns(mixing) and math.dist(points[i], points[j]) > 1}
     small = mixing.size <= MOST_LABELLED
-    width, colour = 1.6 if small else 0.7, "#4477aa"
-    nx.draw_networkx_edges(graph, places, ax=ax, edge_color=colour, width=width)
-    for i, j in wrapped:
-        for end, other in ((places[i], places[j]), (places[j], places[i])):
-            away = [STUB * (a - b) / math.dist(end, other) for a, b in zip(end, other, strict=True)]
-            ax.plot([end[0], end[0] + away[0]], [end[1], end[1] + away[1]], ":", color=colour, lw=width, zorder=0)
-    nodes = nx.draw_networkx_nodes(graph, places, ax=ax, node_color="#eeeeee", node_size=240 if small else 18)
-    nodes.set(edgecolor="#333333", zorder=2)
+    line = {"color": "#4477aa", "linewidth": 1.6 if small else 0.7, "zorder": 1}
+    for i, j in sorted(edges - wrapped):
+        ax.plot(*zip(points[i], points[j], strict=True), **line)
+    for i, j in sorted(wrapped):
+        for end, other in ((points[i], points[j]), (points[j], points[i])):
+            away = [a + STUB * (a - b) / math.dist(end, other) for a, b in zip(end, other, strict=True)]
+            ax.plot(*zip(end, away, strict=True), linestyle=":", **line)
+    xs, ys = zip(*(points[rank] for rank in range(mixing.size)), strict=True)
+    ax.scatter(xs, ys, s=240 if small else 18, color="#eeeeee", edgecolors="#333333", zorder=2)
     if small:
-        nx.draw_networkx_labels(graph, places, ax=ax, font_size=8)
+        for rank in range(mixing.size):
+            ax.text(*points[rank], str(rank), fontsize=8, ha="center", va="center")
+    ax.margins(0.12)
     ax.set_aspect("equal")
     if mixing.period != 1:
         ax.set_title(f"round {round}")
@@ -92,22 +94,22 @@ def _draw_round(mixing: Mixing, round: int, places: dict[int, Place], ax: Any) -
 
 
 def plot_gaps(most: int, path: Path, *, seed: int = 0, degree: int = 1) -> None:
-    """Spectral gap against the number of learners up to `most`, every topology, both axes logarithmic."""
+    """Plot the spectral gap of every topology against the number of learners, up to `most`; both axes are logarithmic."""
     curves = {name: _gaps(name, _sizes(most), seed, degree) for name in TOPOLOGIES}
     ranked = sorted((name for name in curves if curves[name]), key=lambda name: -list(curves[name].values())[-1])
     with picture(path, size=(8.6, 5.2)) as (_, (ax,)):
-        for place, name in enumerate(ranked):
+        for position, name in enumerate(ranked):
             colour, marker = _LOOK[name]
-            # Curves that coincide (all that are exact have gap 1) show through: the later, the smaller and thinner.
+            # Exact topologies all have gap 1: later curves are smaller and thinner, so that earlier ones stay visible.
             ax.plot(
                 list(curves[name]),
                 list(curves[name].values()),
                 label=name,
                 color=colour,
                 marker=marker,
-                markerfacecolor="none" if place < len(ranked) / 2 else colour,
-                markersize=max(11 - 1.8 * place, 5),
-                linewidth=max(3.2 - 0.6 * place, 1.4),
+                markerfacecolor="none" if position < len(ranked) / 2 else colour,
+                markersize=max(11 - 1.8 * position, 5),
+                linewidth=max(3.2 - 0.6 * position, 1.4),
             )
         ax.set(xscale="log", yscale="log", xlabel="learners n", ylabel="spectral gap per round")
         ax.set_xticks(_sizes(most), [str(size) for size in _sizes(most)])
@@ -117,7 +119,7 @@ def plot_gaps(most: int, path: Path, *, seed: int = 0, degree: int = 1) -> None:
 
 
 def _gaps(name: str, sizes: list[int], seed: int, degree: int) -> dict[int, float]:
-    """The gap at every size that this topology can have."""
+    """The gap at every size that this topology supports."""
     gaps = {}
     for size in sizes:
         try:
@@ -128,5 +130,5 @@ def _gaps(name: str, sizes: list[int], seed: int, degree: int) -> dict[int, floa
 
 
 def _sizes(most: int) -> list[int]:
-    """Powers of two, where every topology has points, and `most` itself."""
+    """Powers of two, which every topology supports, and `most` itself."""
     return sorted({most, *(1 << bit for bit in range(2, most.bit_length()))} - {0})

@@ -1,0 +1,80 @@
+"""The strategies that a plan knows: what a step of each costs, and how far apart its replicas are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from roundelay.planning import cost
+from roundelay.planning.cluster import Cluster
+from roundelay.planning.cost import CostModel, StepCost
+from roundelay.topology.mixing import SAMPLED_ROUNDS, Mixing, RelabelledMixing
+from roundelay.topology.spectrum import spectrum
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a plan must know about a strategy.
+
+    Attributes:
+        cost: predicts the time of a step.
+        variance: (mixing, exchanges per step) -> stationary variance of the replicas in units of (alpha sigma)^2; None if
+            it has no bound.
+        synchronous: learners wait for each other.
+        has_topology: it averages along a topology; without one it averages all learners, and its mixing is `complete`.
+        takes_groups: it can run between super-learners.
+    """
+
+    cost: CostModel
+    variance: Callable[[Mixing, float], float | None]
+    synchronous: bool = True
+    has_topology: bool = False
+    takes_groups: bool = True
+
+
+def step_cost(model: Model, mixing: Mixing, cluster: Cluster, group_size: int = 1, seed: int = 0) -> StepCost:
+    """The cost of a step on a cluster; a `group_size` above 1, which must be the cluster's own, means super-learners.
+
+    The mixing is between learners, or between super-learners if there are any.
+    """
+    times = cluster.compute_times(seed)
+    if group_size > 1:
+        return cost.super_learner(model.cost, cluster, times, mixing)
+    return model.cost(cluster, times, mixing)
+
+
+def _of_equal_replicas(mixing: Mixing, exchanges_per_step: float) -> float:
+    return 0.0
+
+
+def _of_mixing(mixing: Mixing, exchanges_per_step: float) -> float | None:
+    return spectrum(mixing).stationary_variance
+
+
+def _of_pairs(mixing: Mixing, exchanges_per_step: float) -> float | None:
+    r"""Variance if n e pairs, drawn from the edges E, average between two steps: $E[W^T W] = I - L / (2 |E|)$ per pair."""
+    n = mixing.size
+    if n == 1:
+        return 0.0
+    if isinstance(mixing, RelabelledMixing):
+        factors = np.full(n - 1, 1 - 1 / (n - 1))
+    else:
+        adjacency = np.zeros((n, n))
+        for round in range(mixing.period or SAMPLED_ROUNDS):
+            ranks, peers, _ = mixing.entries(round)
+            adjacency[ranks, peers] += ranks != peers
+        laplacian = np.diag(adjacency.sum(axis=1)) - adjacency
+        factors = 1 - np.linalg.eigvalsh(laplacian)[1:] / adjacency.sum()
+    rho = np.clip(factors, 0, 1) ** (n * exchanges_per_step)
+    return float((1 / (1 - rho)).sum() / n) if rho.max() < 1 - 1e-12 else None
+
+
+MODELS = {
+    "allreduce": Model(cost.allreduce, _of_equal_replicas, takes_groups=False),
+    "delay-by-one": Model(cost.delay_by_one, _of_mixing),
+    "dpsgd": Model(cost.dpsgd, _of_mixing, has_topology=True),
+    "adpsgd": Model(cost.adpsgd, _of_pairs, synchronous=False, has_topology=True),
+}
+"""By the name of the strategy on the command line."""

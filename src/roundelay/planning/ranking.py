@@ -1,0 +1,137 @@
+"""Which strategy on which topology suits a cluster: every combination, best first, each with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from roundelay.planning.cluster import Cluster
+from roundelay.planning.cost import MAX_LEAD, StepCost
+from roundelay.planning.models import MODELS, Model, step_cost
+from roundelay.topology import complete, every
+from roundelay.topology.mixing import Array
+
+ALIKE = 0.05  # throughputs within 5 % of each other count as equal; then the smaller spread of the replicas wins
+WIDE_SPREAD = 4.0  # stationary variance above which replicas are said to drift apart
+
+LEFT_OUT = (
+    "Left out: contention beyond the machines' own links, copying and averaging weights, data loading, failures, the "
+    "lower efficiency of small batches, and how spread and staleness act on your loss; measure with `roundelay bench`."
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One strategy on one topology, as predicted.
+
+    Attributes:
+        strategy: its name.
+        topology: its name; None if the strategy averages all learners.
+        group_size: learners per super-learner; 1 without super-learners.
+        step_s: mean time between two steps of a learner.
+        steps_per_s: steps of all learners together.
+        ratio_to_ideal: steps_per_s / steps_per_s without any communication or waiting.
+        exchanges_per_step: averagings that a learner starts per step.
+        stationary_variance: spread of the replicas in units of (alpha sigma)^2; None if it has no bound.
+        reason: one sentence.
+    """
+
+    strategy: str
+    topology: str | None
+    group_size: int
+    step_s: float
+    steps_per_s: float
+    ratio_to_ideal: float
+    exchanges_per_step: float
+    stationary_variance: float | None
+    reason: str
+
+    @property
+    def label(self) -> str:
+        """The strategy, with the size of the super-learners if there are any."""
+        return f"{self.strategy}, groups of {self.group_size}" if self.group_size > 1 else self.strategy
+
+
+def ranking(cluster: Cluster) -> list[Candidate]:
+    """Every strategy on every topology that supports this many learners, best first.
+
+    Ranked by throughput; candidates within 5 % of each other are ranked by the spread of the replicas.
+
+    >>> slow = Cluster(learners=16, model_bytes=170e6, step_s=0.3, slowest_factor=10)
+    >>> best = ranking(slow)[0]
+    >>> best.strategy, best.ratio_to_ideal > 0.9
+    ('adpsgd', True)
+    """
+    group_sizes = sorted({1, cluster.group_size})
+    return sorted((row for size in group_sizes for row in _candidates(cluster, size)), key=_rank)
+
+
+def best_of_each(ranked: list[Candidate]) -> list[Candidate]:
+    """Each strategy on its best topology, in the order of the ranking."""
+    best: dict[str, Candidate] = {}
+    for candidate in ranked:
+        best.setdefault(candidate.label, candidate)
+    return list(best.values())
+
+
+def _rank(candidate: Candidate) -> tuple[int, float]:
+    band = round(np.log(candidate.ratio_to_ideal) / np.log1p(ALIKE))
+    return -band, np.inf if candidate.stationary_variance is None else candidate.stationary_variance
+
+
+def _candidates(cluster: Cluster, group_size: int) -> Iterator[Candidate]:
+    places = cluster.learners // group_size
+    compute_s = cluster.compute_times().mean(axis=0)
+    for strategy, model in MODELS.items():
+        if group_size > 1 and not model.takes_groups:
+            continue
+        for mixing in every(places)[0] if model.has_topology else [complete(places)]:
+            cost = step_cost(model, mixing, cluster, group_size)
+            variance = model.variance(mixing, cost.exchanges_per_step)
+            yield Candidate(
+                strategy,
+                mixing.name if model.has_topology else None,
+                group_size,
+                cost.step_s,
+                cost.steps_per_s,
+                ratio_to_ideal=cost.steps_per_s / float((1 / compute_s).sum()),
+                exchanges_per_step=cost.exchanges_per_step,
+                # The mean gradient of a group of g has 1/g of the noise variance of one gradient.
+                stationary_variance=None if variance is None else variance / group_size,
+                reason=_reason(model, cost, compute_s, variance, group_size),
+            )
+
+
+def _reason(model: Model, cost: StepCost, compute_s: Array, variance: float | None, group_size: int) -> str:
+    if model.synchronous:
+        return _waiting(cost, compute_s)
+    inside = (
+        "; a group's step is that of its slowest member, plus a reduction and a broadcast" if group_size > 1 else ""
+    )
+    return _exchanging(cost, compute_s, variance) + inside
+
+
+def _waiting(cost: StepCost, compute_s: Array) -> str:
+    """Why a synchronous strategy is as fast as it is."""
+    usual_s, slowest_s = float(np.median(compute_s)), float(compute_s.max())
+    if cost.step_s < 1.05 * usual_s:
+        return "communication and waiting hide behind the step"
+    if slowest_s > 1.1 * usual_s and slowest_s > 0.9 * cost.step_s:
+        return f"all learners take steps as slowly as the slowest one, {cost.step_s / usual_s:.2g} times a usual step"
+    return f"{(cost.step_s - usual_s) * 1e3:.3g} ms of a step are communication, or waiting for random slow steps"
+
+
+def _exchanging(cost: StepCost, compute_s: Array, variance: float | None) -> str:
+    """Why an asynchronous strategy is as fast as it is."""
+    exchanges, usual_s = cost.exchanges_per_step, float(np.median(compute_s))
+    if not exchanges:
+        return "there is no other learner to exchange with"
+    if exchanges < 1.5 / MAX_LEAD and cost.steps_per_s < 0.95 * float((1 / compute_s).sum()):
+        return f"the links are too slow: one exchange takes {cost.step_s / exchanges / usual_s:.3g} usual steps"
+    said = (
+        f"no learner waits for another; {'one exchange' if exchanges > 0.995 else f'{exchanges:.2g} exchanges'} a step"
+    )
+    drifting = variance is None or variance > WIDE_SPREAD
+    return said + (", but averages spread slowly on this graph: replicas drift apart" if drifting else "")

@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt tools/set-up
 demo: $(READY)  ## see it work: speech made here, learnt by four learners and recognised in new voices; then a straggler
 	@mkdir -p out && rm -rf out/speech out/allreduce out/adpsgd
 	@echo "1. Half an hour of speech, made on this machine. The voices of valid and test are heard nowhere in training."
-	@$(BIN)/roundelay corpus synth --quick
+	@$(BIN)/roundelay speech corpus synth --quick
 	@echo
 	@echo "2. Four learners train an acoustic model: asynchronously, averaging in pairs on a randomised ring."
 	@$(BIN)/roundelay train synth --out out/speech
@@ -37,7 +37,7 @@ demo: $(READY)  ## see it work: speech made here, learnt by four learners and re
 	@$(BIN)/roundelay report out/allreduce out/adpsgd --out out/stragglers.html
 	@echo
 	@echo "Open in a browser: out/speech.html (the run), out/stragglers.html (both ways side by side)."
-	@echo "Now try: $(BIN)/roundelay transcribe out/speech YOUR.wav"
+	@echo "Now try: $(BIN)/roundelay speech transcribe out/speech YOUR.wav"
 
 check: $(READY)  ## format, lint, types, layers
 	@$(BIN)/ruff format --check --quiet .

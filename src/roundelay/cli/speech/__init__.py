@@ -1,7 +1,4 @@
-"""`roundelay speech`: one module per sub-command, each with `add_arguments(parser)` and `run(args)`.
-
-A module may have `check(args)` too: it raises UsageError for arguments that `run` would refuse.
-"""
+"""`roundelay speech`: one module per sub-command, each with `add_arguments(parser)` and `run(args)`."""
 
 from __future__ import annotations
 
@@ -21,17 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, summary in COMMANDS.items():
         module = importlib.import_module(f"roundelay.cli.speech.{name}")
         command = sub.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        command.set_defaults(check_speech=getattr(module, "check", None), run_speech=module.run)
+        command.set_defaults(run_speech=module.run)
         module.add_arguments(command)
 
 
-def check(args: argparse.Namespace) -> None:
-    """Raise UsageError for arguments that the sub-command would refuse."""
-    if args.check_speech is not None:
-        args.check_speech(args)
-
-
 def run(args: argparse.Namespace) -> int | None:
-    """Run the sub-command."""
+    """Run the sub-command, and return its exit code."""
     code: int | None = args.run_speech(args)
     return code

@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> None:
     """Load or make the corpus, check all of it, and print a summary."""
     from roundelay.speech.describe import summary
 
+    _check(args)
     corpus = _corpus(args)
     with _progress_bar("checking") as progress:
         found = summary(corpus, listen=not args.quick, progress=progress)
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
         say(f"The corpus is in {corpus.lexicon.parents[1]}.")
 
 
-def check(args: argparse.Namespace) -> None:
+def _check(args: argparse.Namespace) -> None:
     """Raise UsageError for options that the kind of corpus does not have."""
     kind = args.kind
     if kind in _FOLDER_KINDS and args.folder is None:

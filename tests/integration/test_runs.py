@@ -198,7 +198,7 @@ def test_a_run_is_not_overwritten(whole):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--strategy", "adpsg"], "strategy must be one of adpsgd, dpsgd"),
+        (["--strategy", "adpsg"], "unknown strategy 'adpsg'; did you mean 'adpsgd'?"),
         (["--set", "data.bach=3"], "unknown key 'data.bach'"),
         (["--set", "data.batch"], "--set needs KEY=VALUE"),
         (["--learners", "0"], "learners must be at least 1, got 0"),

@@ -31,7 +31,8 @@ KIND = with_settings(Settings)
         ({"task": "m:T", "learners": 0}, "learners must be at least 1, got 0"),
         ({"task": "m:T", "budget": {"epochs": float("inf")}}, "budget.epochs must be at least 0, got inf"),
         ({"task": "m:T", "budget": {"epochs": float("nan")}}, "budget.epochs must be at least 0, got nan"),
-        ({"task": "m:T", "strategy": "adpsg"}, "strategy must be one of adpsgd, dpsgd, allreduce, .*, got 'adpsg'"),
+        ({"task": "m:T", "wire": "float64"}, "wire must be one of float32, float16, bfloat16, got 'float64'"),
+        ({"task": "m:T", "optimizer": {"momentum": 1}}, "optimizer.momentum must be at least 0 and below 1, got 1"),
         ({"task": "m:T", "data": 3}, "data is a table of settings, got 3"),
         ({"task": "m:T", "optimizer": {"nesterov": 1}}, "optimizer.nesterov must be true or false, got 1"),
         ({"task": "m:T", "settings": {"names": [1]}}, "settings.names must be a list, each of it text, got"),
@@ -97,7 +98,7 @@ def test_toml_that_we_write_is_what_we_read(table):
     assert tomllib.loads(to_toml(table)) == table
 
 
-@pytest.mark.parametrize("slow", ["0", "x:2", "4:2", "0:0.5", "-1:2", "0:10,9:2"])
+@pytest.mark.parametrize("slow", ["0", "x:2", "4:2", "0:0.5", "-1:2", "0:10,9:2", "0:inf", "0:nan"])
 def test_a_slow_learner_must_exist_and_be_slower(slow):
     with pytest.raises(ConfigError, match="slow needs LEARNER:FACTOR with a learner below 4"):
         Config("m:T", slow=slow).slowness()

@@ -30,7 +30,7 @@ from roundelay.training.recipes import task_of
 from roundelay.training.run_result import write_result
 from roundelay.training.state import State
 from roundelay.training.step import TrainingStep
-from roundelay.weights.replica import Replica
+from roundelay.weights import Replica
 
 ReportProgress = Callable[[float], None]
 
@@ -96,7 +96,7 @@ class _SimulatedLearner:
         node = min(run.links.node_size, config.learners)
         world = World(rank, config.learners, rank % node, node)
         self.rank, self._run = rank, run
-        self.strategy = strategy_of(config, world)
+        self.strategy = strategy_of(config, node)
         synchronous = self.strategy.synchronous
         self.position = Position(Partition.of(config, world, len(task), rank, synchronous=synchronous))
         self.module = task.module()
@@ -168,7 +168,7 @@ class _SimulatedLearner:
         if live is not None:
             names = [name for name, weight in self.module.named_parameters() if weight.requires_grad]
             module.update(zip(names, live.views, strict=True))
-        return {"module": module, "consensus_weight": self.strategy.voice}
+        return {"module": module, "consensus_weight": self.strategy.consensus_weight}
 
 
 class _LocalCursor:

@@ -1,7 +1,10 @@
-"""Bookkeeping for experiments with faults: which chunks were used, and whether weights come only from updates.
+"""Bookkeeping for experiments with faults: which chunks were used, and whether weights change only by updates.
 
-Exchanges conserve the sum over learners (DESIGN: sum of living + sum of dead at death = sum of initial + sum of updates + sum of
-joined), so with the sums of all elements written down every lost or doubled exchange shows.
+An exchange conserves the sum of the weights over all learners. So at any time
+
+    sum over living + sum over lost when they were lost = sum of initial weights + sum of updates + sum over joined
+
+and an exchange that was lost or applied twice shows in these sums.
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundelay.weights.replica import Flat
+from roundelay.weights import Flat
 
 
 class Audit:
-    """Sums over all weights of one learner: what it began with, what its steps have added.
+    """Sums over all weights of one learner: those that it began with, and what its steps have added.
 
-    To be made before the learner: its hook after a step must come first, to see the weights that exchanges act on.
+    Make it before the `Learner`: its hook after a step must run before the learner's, while the parameters are the weights
+    that exchanges act on.
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer, path: Path) -> None:
@@ -33,7 +37,10 @@ class Audit:
 
     @contextlib.contextmanager
     def watching(self, optimizer: Optimizer) -> Iterator[None]:
-        """Count from here, with weights that no step of this learner has made; its hook before a step is there already."""
+        """Count the steps in this block, from the weights of this moment.
+
+        Enter it after the `Learner` is made: its hook before a step must run after the learner's, which brings weights in.
+        """
         self._initial, self._updates = _sum(self._weights), 0.0
         hook = optimizer.register_step_pre_hook(self._note)
         try:
@@ -48,16 +55,16 @@ class Audit:
         self._updates += _sum(self._weights) - self._before
 
     def used(self, chunk: int) -> None:
-        """A chunk is part of the weights."""
+        """Write down that the weights include a step on this chunk."""
         os.write(self._file, f"{chunk}\n".encode())
 
     def figures(self, live: Flat | None) -> dict[str, float]:
-        """For the metrics; `live` are the weights where they are not the module's own."""
+        """The sums, for the metrics; `live` are the weights if they are not the module's own."""
         now = _sum(self._weights if live is None else live.views)
         return {"sum_initial": self._initial, "sum_updates": self._updates, "sum_weights": now}
 
     def close(self) -> None:
-        """No more."""
+        """Close the file of chunks."""
         os.close(self._file)
 
 

@@ -1,53 +1,37 @@
-"""From names in a configuration to objects: the strategy and the optimizer."""
+"""From a configuration to objects: strategy, optimizer, schedule."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from roundelay.cluster.environment import World
-from roundelay.errors import TopologyError
-from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, Strategy, SuperLearner
-from roundelay.topology import Mixing
-from roundelay.topology.registry import named
+from roundelay.strategies import Strategy, SuperLearner
+from roundelay.strategies.registry import strategy_named
+from roundelay.topology import family
 from roundelay.training.config import Config, OptimizerConfig
 from roundelay.training.schedule import Schedule
 
-OTHER_TOPOLOGY = "random-ring"  # fits any number of learners
 
-log = logging.getLogger("roundelay")
+def strategy_of(config: Config, local_size: int | None = None) -> Strategy:
+    """A new strategy, as the configuration names it. What it can do is known before it is attached to a learner.
 
+    Args:
+        config: of the run.
+        local_size: learners on this machine, which are a group if `group_size` is 0; by default all of the run.
 
-def strategy_of(config: Config, world: World) -> Strategy:
-    """The strategy that the configuration names, for the learners that are there."""
-    members = config.group_size or world.local_size
-    between = _between(config, world.size // members)
+    Raises StrategyError or TopologyError for a strategy or a topology that there is not.
+    """
+    between = strategy_named(
+        config.strategy,
+        topology=family(config.topology, seed=config.seed),
+        max_lead=config.max_lead,
+        wire=None if config.wire == "float32" else config.wire,
+    )
+    members = config.group_size or local_size or config.learners
     return SuperLearner(between, members) if members > 1 else between
-
-
-def mixing_of(config: Config, groups: int) -> Mixing:
-    """The configured topology over so many; where it does not exist for that number, another that does."""
-    try:
-        return named(config.topology, groups, config.seed)
-    except TopologyError as error:
-        if groups == config.learners:
-            raise
-        log.warning("%s; going on with %s", error, OTHER_TOPOLOGY)
-        return named(OTHER_TOPOLOGY, groups, config.seed)
-
-
-def _between(config: Config, groups: int) -> Strategy:
-    if config.strategy == "adpsgd":
-        return ADPSGD(mixing_of(config, groups), config.max_lead, full_precision=config.full_precision)
-    if config.strategy == "dpsgd":
-        return DPSGD(mixing_of(config, groups))
-    if config.strategy == "allreduce":
-        return Allreduce()
-    return DelayByOne("gradients" if config.strategy == "delay-by-one-gradients" else "weights")
 
 
 def schedule_of(config: Config, samples_per_epoch: int, samples: int) -> Schedule:
@@ -62,7 +46,7 @@ def learner_seed(config: Config, learner: int) -> int:
 
 
 def optimizer_of(config: OptimizerConfig, parameters: Iterable[Any]) -> Optimizer:
-    """One of torch's."""
+    """The optimizer of torch that the configuration names, for these parameters or groups of parameters."""
     if config.name == "sgd":
         return torch.optim.SGD(
             parameters,

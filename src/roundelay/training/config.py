@@ -15,12 +15,15 @@ T = TypeVar("T")
 
 _SHOWN = 200  # characters of a value that is wrong
 
-Strategy = Literal["adpsgd", "dpsgd", "allreduce", "delay-by-one", "delay-by-one-gradients"]
-
 
 def at_least(least: float, default: Any) -> Any:  # noqa: ANN401  # dataclasses.field is typed so, too
-    """A field whose value must not be less."""
+    """A field whose value must be at least `least`."""
     return field(default=default, metadata={"least": least})
+
+
+def fraction(default: float) -> Any:  # noqa: ANN401
+    """A field whose value must be at least 0 and below 1."""
+    return field(default=default, metadata={"least": 0.0, "below": 1.0})
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class OptimizerConfig:
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = at_least(0.0, 0.1)
-    momentum: float = at_least(0.0, 0.9)
+    momentum: float = fraction(0.9)
     nesterov: bool = False
     weight_decay: float = at_least(0.0, 0.0)
     clip: float = at_least(0.0, 0.0)
@@ -126,29 +129,30 @@ class MetricsConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A run.
+    """The configuration of a run.
 
     Attributes:
         task: `module:Class` of the Task.
-        learners: how many.
-        strategy: how they average.
-        topology: with whom (adpsgd, dpsgd).
-        group_size: learners per super-learner; 1: none; 0: those of one machine.
-        max_lead: adpsgd: own steps without an exchange, after which a learner waits for one.
-        full_precision: adpsgd: weights travel between machines in full precision, not in half.
-        min_learners: with fewer living ones the run is saved and stopped.
+        learners: how many learners the run has.
+        strategy: how learners average: a name of `roundelay.strategies.registry`, or `module:Class`.
+        topology: which learners average with each other: a name of `roundelay.topology`, a graph or matrix file, or
+            `module:function`. Strategies that average over all learners ignore it.
+        group_size: learners per super-learner; 1: none; 0: the learners of one machine.
+        max_lead: for adpsgd: after so many own steps without an exchange a learner waits for one.
+        wire: for adpsgd: the type in which float32 weights travel between machines.
+        min_learners: if fewer learners live, the run is saved and stopped.
         seed: of weights, shuffling, augmentation and random topologies.
-        slow: `LEARNER:FACTOR`, to see what a straggler does; several are separated by commas.
-        settings: the task's own.
+        slow: `LEARNER:FACTOR` makes the steps of a learner so many times longer; several are separated by commas.
+        settings: those of the task.
     """
 
     task: str
     learners: int = at_least(1, 4)
-    strategy: Strategy = "adpsgd"
+    strategy: str = "adpsgd"
     topology: str = "random-ring"
     group_size: int = at_least(0, 1)
     max_lead: int = at_least(1, 16)
-    full_precision: bool = False
+    wire: Literal["float32", "float16", "bfloat16"] = "float32"
     min_learners: int = at_least(1, 1)
     seed: int = at_least(0, 0)
     slow: str = ""
@@ -160,20 +164,8 @@ class Config:
     checkpoint: CheckpointConfig = CheckpointConfig()
     metrics: MetricsConfig = MetricsConfig()
 
-    @property
-    def synchronous(self) -> bool:
-        """Learners wait for each other."""
-        return self.strategy != "adpsgd"
-
-    @property
-    def collective(self) -> bool:
-        """Learners sum over all, or over a group, and not only between pairs."""
-        return self.synchronous or self.group_size != 1
-
     def slowness(self) -> dict[int, float]:
-        """By learner, how many times slower it is to be.
-
-        Raises ConfigError for what is no `LEARNER:FACTOR`.
+        """The factor of every slowed learner. Raises ConfigError if `slow` has another form than `LEARNER:FACTOR`.
 
         >>> Config("m:T", slow="0:10,3:2").slowness()
         {0: 10.0, 3: 2.0}
@@ -185,7 +177,9 @@ class Config:
                 factors[int(learner)] = float(factor)
             except ValueError:
                 factors[-1] = 0.0
-            if not (min(factors) >= 0 and max(factors) < self.learners and min(factors.values()) >= 1):
+            if not (
+                min(factors) >= 0 and max(factors) < self.learners and all(1 <= f < math.inf for f in factors.values())
+            ):
                 raise ConfigError(
                     f"slow needs LEARNER:FACTOR with a learner below {self.learners} and a factor of at least 1, "
                     f"such as 0:10, got '{entry}'"
@@ -224,9 +218,10 @@ def _checked(hint: Any, each: dataclasses.Field[Any], value: Any, key: str) -> A
     converted = _converted(hint, value)
     if converted is None:
         raise ConfigError(f"{key} must be {_described(hint)}, got {_shown(value)}")
-    least = each.metadata.get("least")
-    if least is not None and not least <= converted < math.inf:
-        raise ConfigError(f"{key} must be at least {least:g}, got {value!r}")
+    least, below = each.metadata.get("least"), each.metadata.get("below", math.inf)
+    if least is not None and not least <= converted < below:
+        limit = "" if below == math.inf else f" and below {below:g}"
+        raise ConfigError(f"{key} must be at least {least:g}{limit}, got {value!r}")
     return converted
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from roundelay import plugins
 from roundelay.errors import ConfigError, unknown
+from roundelay.topology.registry import named
 from roundelay.training import config as configuration
 from roundelay.training.config import Config
 
@@ -102,36 +103,38 @@ def _kind(table: Mapping[str, Any]) -> type[Config]:
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError if settings contradict each other."""
+    """Raise ConfigError if settings contradict each other. Needs no data."""
     from roundelay.errors import StrategyError, TopologyError
-    from roundelay.topology.registry import named
+    from roundelay.training.build import strategy_of
 
     config.slowness()
-    groups = config.learners
-    if config.group_size > 1:
-        if config.learners % config.group_size:
-            raise ConfigError(f"group_size {config.group_size} must divide the {config.learners} learners")
-        groups //= config.group_size
-    if config.group_size != 1 and config.strategy in ("allreduce", "delay-by-one-gradients"):
+    if config.min_learners > config.learners:
+        raise ConfigError(f"min_learners {config.min_learners} must not be more than the {config.learners} learners")
+    if config.group_size > 1 and config.learners % config.group_size:
+        raise ConfigError(f"group_size {config.group_size} must divide the {config.learners} learners")
+    for key, number in {
+        "budget.epochs": config.budget.epochs,
+        "checkpoint.every_epochs": config.checkpoint.every_epochs,
+    }.items():
+        if number <= 0:
+            raise ConfigError(f"{key} must be more than 0, got {number:g}")
+    if config.optimizer.nesterov and not (config.optimizer.momentum and config.optimizer.name == "sgd"):
         raise ConfigError(
-            f"group_size {config.group_size} makes super-learners, between which weights are averaged, but strategy "
-            f"'{config.strategy}' averages gradients; use adpsgd, dpsgd or delay-by-one, or group_size 1"
+            f"optimizer.nesterov needs optimizer.name sgd and a momentum above 0, got {config.optimizer.name} "
+            f"and {config.optimizer.momentum:g}"
         )
-    if config.budget.epochs <= 0:
-        raise ConfigError(f"budget.epochs must be more than 0, got {config.budget.epochs:g}")
-    if config.checkpoint.every_epochs <= 0:
-        raise ConfigError(f"checkpoint.every_epochs must be more than 0, got {config.checkpoint.every_epochs:g}")
-    if config.optimizer.nesterov and not config.optimizer.momentum:
-        raise ConfigError("optimizer.nesterov needs a momentum above 0, got 0.0")
     if config.schedule.warmup_epochs > config.budget.epochs:
         raise ConfigError(
             f"schedule.warmup_epochs {config.schedule.warmup_epochs:g} is longer than the run, "
             f"budget.epochs {config.budget.epochs:g}"
         )
     try:
+        strategy_of(config)
         if config.group_size:
-            named(config.topology, groups, config.seed)
-    except (TopologyError, StrategyError) as error:
+            named(config.topology, config.learners // config.group_size, config.seed)
+    except StrategyError as error:
+        raise ConfigError(f"strategy: {error}") from None
+    except TopologyError as error:
         raise ConfigError(f"topology: {error}") from None
 
 

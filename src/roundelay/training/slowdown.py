@@ -2,47 +2,63 @@
 
 from __future__ import annotations
 
-import hashlib
+import statistics
 import time
 from collections.abc import Callable
 
-_WORK = bytes(2**16)  # hashing it takes about 0.1 ms, without Python's lock
+from roundelay.transport.heartbeats import BEAT_S
+
+MEASURED_STEPS = 10  # steps at full speed at the beginning of a learner
 
 
 class Slowdown:
-    """Makes the steps of a learner `factor` times as long.
+    """Makes the steps of a learner `factor` times as long as they are at full speed.
 
-    In every step, between backward and the update, the learner pauses for (factor - 1) times the duration of its last
-    whole step: data, forward, backward and update, without the pause and without waiting for other learners. So its
-    gradients are as old as those of a slow machine would be.
+    A step is data, forward, backward and update, without waiting for other learners. The first `MEASURED_STEPS` steps run
+    at full speed, and their median is the duration to be multiplied. Later steps cannot tell it: a learner that sleeps
+    most of the time gets a core of a loaded machine at once when it wakes, so the rest of its step becomes faster.
 
-    The pause computes instead of sleeping. When a process wakes from sleep on a loaded machine, it gets a core at once, so
-    its own step would become faster than the step of the same learner without a slowdown, and the factor would be wrong.
+    The pause is between backward and the update, so gradients are as old as those of a slow machine would be.
 
     Args:
         factor: at least 1; with 1 there is no pause.
-        check: called about every 0.1 ms during a pause; it may raise to end the step.
+        check: called at least every heartbeat during a pause; it may raise to end the step.
+        now: the clock, in seconds.
+        sleep: waits for so many seconds.
     """
 
-    def __init__(self, factor: float, check: Callable[[], None] = lambda: None) -> None:
-        self._factor, self._check = factor, check
-        self._step_s = self._pause_s = self._began = 0.0
+    def __init__(
+        self,
+        factor: float,
+        check: Callable[[], None] = lambda: None,
+        *,
+        now: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._factor, self._check, self._now, self._sleep = factor, check, now, sleep
+        self._began = self._backward_ended = 0.0
+        self._steps: list[float] = []  # seconds of each measured step
+        self._updates: list[float] = []  # seconds of its part after backward
 
     def begin(self, waited_s: float) -> None:
-        """The next step begins now; `waited_s` is how long the learner has waited for others so far, in seconds."""
-        self._began = time.perf_counter() - waited_s
+        """The next step begins now. `waited_s` is how long the learner has waited for others so far, in seconds."""
+        self._began = self._now() - waited_s
 
-    def pause(self) -> None:
-        """Compute for (factor - 1) times the duration of the last step."""
-        began = time.perf_counter()
-        end = began + (self._factor - 1) * self._step_s
-        while time.perf_counter() < end:
-            hashlib.sha256(_WORK)
+    def pause(self, waited_s: float) -> None:
+        """After backward: sleep, such that the whole step will have `factor` times its duration at full speed."""
+        self._backward_ended = self._now() - waited_s
+        if self._factor == 1 or len(self._steps) < MEASURED_STEPS:
+            return
+        rest_s = statistics.median(self._updates)
+        end = self._began + self._factor * statistics.median(self._steps) - rest_s + waited_s
+        while (left := end - self._now()) > 0:
+            self._sleep(min(left, BEAT_S))
             self._check()
-        self._pause_s = time.perf_counter() - began
 
     def end(self, waited_s: float) -> None:
-        """The step ends, and the next one begins."""
-        now = time.perf_counter() - waited_s
-        self._step_s = now - self._began - self._pause_s
+        """The step is over, and the next one begins."""
+        now = self._now() - waited_s
+        if len(self._steps) < MEASURED_STEPS:
+            self._steps.append(now - self._began)
+            self._updates.append(now - self._backward_ended)
         self._began = now

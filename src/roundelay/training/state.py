@@ -34,7 +34,7 @@ def learner_state(learner: Learner, position: Position, counts: Counts) -> State
         "used": torch.tensor(position.used, dtype=torch.int64),
         "partition": {"groups": partition.groups, "per_epoch": partition.chunks.per_epoch},
         "counts": asdict(counts),
-        "consensus_weight": learner.strategy.voice,
+        "consensus_weight": learner.strategy.consensus_weight,
         "random": random_state(),
     }
 

@@ -26,6 +26,7 @@ from roundelay.cluster.rendezvous.messages import Message
 from roundelay.cluster.rendezvous.server import RendezvousServer, open_listener
 from roundelay.cluster.rendezvous.state import RendezvousState
 from roundelay.training import recipes, run_directory
+from roundelay.training.build import strategy_of
 from roundelay.training.config import Config
 from roundelay.training.display import Display
 from roundelay.training.metrics import JsonLines
@@ -179,7 +180,7 @@ class Supervisor:
         """
         info: Message = {"folder": str(self.folder.resolve())}
         store: object = None
-        if self._settings.collectives_allowed and self.config.collective:
+        if self._settings.collectives_allowed and strategy_of(self.config).uses_collectives:
             store, info["store"] = host_store(self._settings.host)
         state = RendezvousState(time.monotonic, self._events.put, info)
         self._server = RendezvousServer(open_listener(self._settings.host), self._settings.security, state)

@@ -71,6 +71,8 @@ class Trainer:
         state = TrainingState(self.module, self.optimizer)
         self.group = ElasticGroup(client, endpoint, state, group_size=members)
         self.id = self.group.id
+        strategy = strategy_of(config, world.local_size)  # for what it says of itself; each connection has a new one
+        self._synchronous, self._reforms_alone = strategy.synchronous, strategy.reforms_alone
         self.partition = self._partition()
         schedule = schedule_of(config, len(task), self.partition.samples)
         self.step = TrainingStep(
@@ -100,7 +102,7 @@ class Trainer:
         resumed = resumed_from(checkpoint, self.world.rank, self.world.size, self.partition)
         self._begin(resumed, ready=not joins)
         self.client.on_stop = self._asked_to_stop
-        meets = joins and self.config.synchronous
+        meets = joins and not self._reforms_alone
         while True:
             try:
                 if meets:
@@ -113,10 +115,10 @@ class Trainer:
                 log.warning("learner %d was dropped (%s) and joins again", self.id, error)
                 self._join_again()
             except (PeerLostError, MembershipChangedError) as error:
-                if not (self._elastic and self.config.synchronous):
+                if self._reforms_alone or not self._elastic:
                     raise
                 log.warning("learner %d meets the others: %s", self.id, error)
-            meets = self.config.synchronous
+            meets = not self._reforms_alone
             self.optimizer.zero_grad()
         self.checkpoints.close()
         self.meter.close()
@@ -146,7 +148,7 @@ class Trainer:
 
     def _take_part(self, saved: State | None) -> bool:
         """Train with the learners of this view until the end of the run, or until the membership changes."""
-        strategy = strategy_of(self.config, self.world)
+        strategy = strategy_of(self.config, self.world.local_size)
         transport = self.group.connect(strategy, ready=self._ready)
         joined, self._ready = not self._ready, True
         membership = self.group.view.membership
@@ -190,8 +192,7 @@ class Trainer:
         self.partition = self.position.partition = self._partition()
 
     def _partition(self) -> Partition:
-        synchronous = self.config.synchronous
-        return Partition.of(self.config, self.world, len(self.task), self.id, synchronous=synchronous)
+        return Partition.of(self.config, self.world, len(self.task), self.id, synchronous=self._synchronous)
 
     def _asked_to_stop(self, reason: str) -> None:
         log.warning("learner %d stops: %s", self.id, reason)
@@ -203,7 +204,7 @@ class Trainer:
 
     def _train(self, draws: Draws) -> bool:
         """Take steps until the budget is used up (True) or a stop is requested (False)."""
-        together = self.config.synchronous or self.partition.members > 1
+        together = self._synchronous or self.partition.members > 1
         asked = self._stopping or (self._stop is not None and self._stop.requested)
         stop = self._stop = StopRequest(self.client.last_step if together else lambda begun: begun)
         stop.listen()
@@ -223,12 +224,12 @@ class Trainer:
                     self._step(draw, samples, self.task.to_device(batch, self.world.device))
                 if stop.requested:
                     return False
-                if self.config.synchronous or not draws.more():  # a lost learner may leave draws that it did not use
+                if self._synchronous or not draws.more():  # a lost learner may leave draws that it did not use
                     return True
 
     def _step(self, draw: Draw, samples: int, batch: Batch) -> None:
         self.step.gradient(batch, self.position.samples_before_step(draw))
-        self._slowdown.pause()
+        self._slowdown.pause(self.learner.waited_s)
         self.step.guard(reduced=self.learner.strategy.reduces_gradients)
         self.optimizer.step()
         self._weight_steps += 1
@@ -281,14 +282,14 @@ class Trainer:
 
     def _finish(self) -> None:
         """Save at the end of the budget; then write the result."""
-        if self.config.synchronous:
+        if self._synchronous:
             self._save(self.partition.total)
             self.learner.finish()
         else:
             self.learner.finish()  # first: exchanges that are under way belong to the mean
             self._save(self.partition.total)
         self._write_row(finished=True)
-        if self.config.synchronous:
+        if self._synchronous:
             self._end.together(self.learner, self.meter)
         else:
             self._end.alone(self.group, self.checkpoints, self.meter, self.world.device)

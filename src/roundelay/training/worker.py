@@ -29,6 +29,7 @@ from roundelay.cluster.rendezvous.server import RendezvousServer, open_listener
 from roundelay.cluster.rendezvous.state import RendezvousState
 from roundelay.errors import LaunchError, RoundelayError
 from roundelay.training import checkpoint
+from roundelay.training.build import strategy_of
 from roundelay.training.config import Config
 from roundelay.training.recipes import from_table, task_of
 from roundelay.training.trainer import Trainer
@@ -89,12 +90,13 @@ def train_supervised(spec: WorkerSpec) -> bool:
     task = task_of(config)  # may take long, so it comes before other learners wait for this one
     with RendezvousClient(spec.rendezvous, security) as client:
         store = client.ask_for_info().get("store")
-        if config.collective and store is None:
+        collectives = strategy_of(config, spec.local_size).uses_collectives
+        if collectives and store is None:
             raise LaunchError(
                 f"{config.strategy} sums over learners by Gloo or NCCL, which have no authentication, and this rendezvous does "
                 "not allow that: start it with --open-collectives in a network that you trust, or use adpsgd"
             )
-        endpoint = TcpEndpoint(spec.host, security, spec.local_size, store if config.collective else None)
+        endpoint = TcpEndpoint(spec.host, security, spec.local_size, store if collectives else None)
         living = client.register(run_spec(config), endpoint.open(), spec.learner).membership
         assert client.id is not None
         os.environ[LEARNER] = str(client.id)
@@ -131,7 +133,8 @@ def train_in_world(config: Config, folder: Path, world: World, resume_at: int | 
 def run_spec(config: Config, local_size: int | None = None) -> RunSpec:
     """What the rendezvous must know about a run: synchronous learners stop together, super-learners each on their own."""
     size = config.learners
-    members = size if config.synchronous else config.group_size or local_size or size
+    synchronous = strategy_of(config, local_size).synchronous
+    members = size if synchronous else config.group_size or local_size or size
     return RunSpec(size, tuple(learner // members for learner in range(size)), config.min_learners)
 
 

@@ -1,4 +1,4 @@
-"""Learner 2 of four dies, freezes, raises, is interrupted, is slow or stops early: nobody hangs, and all say who is gone."""
+"""Learner 2 of four dies, freezes, raises, is interrupted, is slow or stops early. The others never hang, and name it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from roundelay.bench.local import local_environment
-from roundelay.transport.heartbeats import SILENCE_S
+from roundelay.transport.heartbeats import LOST_AFTER_S
 
 PROGRAM = Path(__file__).parent / "programs" / "faults.py"
 LEARNERS, FAULTY, STEPS = 4, 2, 150
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(200)
 
 
 class Run:
-    """Four processes; afterwards, of each, its exit code and what it said."""
+    """Runs four processes to their end, and keeps the exit code and the output of each."""
 
     def __init__(self, strategy: str, fault: str) -> None:
         processes = [
@@ -55,13 +55,13 @@ class Run:
         self.survivors = [rank for rank in range(LEARNERS) if rank != FAULTY]
 
     def seconds_to_notice(self, rank: int) -> float:
-        """From the fault to the error that a survivor raised."""
+        """Seconds from the fault to the error that survivor `rank` raised."""
         fault_at, lost_at = (float(self.out[each].split(" at ")[1].split()[0]) for each in (FAULTY, rank))
         return lost_at - fault_at
 
 
 @pytest.mark.parametrize("fault", ["kill", pytest.param("freeze", marks=pytest.mark.slow)])
-def test_adpsgd_goes_on_without_the_dead_and_says_who_is_gone(fault):
+def test_adpsgd_goes_on_without_a_dead_learner_and_names_it(fault):
     run = Run("adpsgd", fault)
     assert not run.hung
     for rank in run.survivors:
@@ -70,7 +70,7 @@ def test_adpsgd_goes_on_without_the_dead_and_says_who_is_gone(fault):
         assert f"learner {rank} has lost learner {FAULTY}: " in run.err[rank]
 
 
-def test_a_group_that_never_forms_hangs_nobody():
+def test_a_group_that_never_forms_does_not_hang_the_others():
     run = Run("super-learners", "never-starts")
     assert not run.hung
     assert run.out[3].startswith(f"lost {FAULTY} at "), run.err[3]
@@ -80,9 +80,8 @@ def test_a_group_that_never_forms_hangs_nobody():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["allreduce", "allreduce by gloo"])
-def test_whoever_waits_for_all_to_begin_ends_in_order_if_one_never_does(strategy):
-    run = Run(strategy, "never-starts")
+def test_learners_that_wait_for_one_that_never_starts_end_with_an_error():
+    run = Run("allreduce", "never-starts")
     assert not run.hung
     assert all(run.codes[rank] == 7 for rank in run.survivors), run.err
 
@@ -94,8 +93,6 @@ def test_whoever_waits_for_all_to_begin_ends_in_order_if_one_never_does(strategy
         ("allreduce", "freeze"),
         pytest.param("dpsgd", "freeze", marks=pytest.mark.slow),
         pytest.param("allreduce", "kill", marks=pytest.mark.slow),
-        pytest.param("allreduce by gloo", "freeze", marks=pytest.mark.slow),
-        pytest.param("allreduce by gloo", "kill", marks=pytest.mark.slow),
         pytest.param("delay-by-one", "kill", marks=pytest.mark.slow),
         pytest.param("delay-by-one", "freeze", marks=pytest.mark.slow),
     ],
@@ -104,10 +101,10 @@ def test_synchronous_survivors_raise_an_error_that_names_the_peer(strategy, faul
     run = Run(strategy, fault)
     assert not run.hung
     for rank in run.survivors:
-        # The first to notice leaves, so that the others may hear of it first; somebody names the culprit to each of them.
+        # The first learner to notice leaves, so another one may lose that learner first. The log names the faulty one.
         assert run.codes[rank] == 7, run.err[rank]
         assert run.out[rank].startswith("lost ")
-        assert run.seconds_to_notice(rank) < SILENCE_S + 5  # the others may be starting up, or short of processors
+        assert run.seconds_to_notice(rank) < LOST_AFTER_S + 5  # the machine may be busy
         assert f"has lost learner {FAULTY}: " in run.err[rank] or f"lost learner {FAULTY}: " in run.err[rank]
 
 
@@ -115,7 +112,7 @@ def test_synchronous_survivors_raise_an_error_that_names_the_peer(strategy, faul
     ("strategy", "fault"),
     [("dpsgd", "interrupt"), pytest.param("allreduce", "raise", marks=pytest.mark.slow)],
 )
-def test_a_learner_that_raises_or_is_interrupted_leaves_nobody_hanging(strategy, fault):
+def test_a_learner_that_raises_or_is_interrupted_does_not_hang_the_others(strategy, fault):
     run = Run(strategy, fault)
     assert not run.hung
     assert run.codes[FAULTY] == {"interrupt": 130, "raise": 1}[fault]
@@ -128,7 +125,6 @@ def test_a_learner_that_raises_or_is_interrupted_leaves_nobody_hanging(strategy,
         ("dpsgd", "early"),
         pytest.param("adpsgd", "early", marks=pytest.mark.slow),
         pytest.param("allreduce", "early", marks=pytest.mark.slow),
-        pytest.param("allreduce by gloo", "early", marks=pytest.mark.slow),
         pytest.param("delay-by-one", "early", marks=pytest.mark.slow),
         pytest.param("dpsgd", "slow", marks=pytest.mark.slow),
         pytest.param("allreduce", "slow", marks=pytest.mark.slow),

@@ -1,4 +1,4 @@
-"""A learner process in which learner 2 meets a fault after some steps: faults.py STRATEGY FAULT."""
+"""A learner process; in learner 2 a fault happens after some steps. Usage: faults.py STRATEGY FAULT."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from torch import nn
 import roundelay
 
 STRATEGIES = {
-    "adpsgd": lambda n: roundelay.ADPSGD(roundelay.random_ring(n)),
-    "dpsgd": lambda n: roundelay.DPSGD(roundelay.random_ring(n)),
-    "allreduce": lambda n: roundelay.Allreduce(),
-    "delay-by-one": lambda n: roundelay.DelayByOne(),
-    "allreduce by gloo": lambda n: roundelay.Allreduce(),
-    "super-learners": lambda n: roundelay.SuperLearner(roundelay.ADPSGD(roundelay.random_ring(n // 2)), 2),
+    "adpsgd": roundelay.ADPSGD,
+    "dpsgd": roundelay.DPSGD,
+    "allreduce": roundelay.Allreduce,
+    "delay-by-one": roundelay.DelayByOne,
+    "super-learners": lambda: roundelay.SuperLearner(roundelay.ADPSGD(), 2),
 }
 STEPS, FAULTY, FAULT_AT = 150, 2, 40
 
 
-def meet(fault: str) -> None:
+def cause(fault: str) -> None:
     print(f"fault at {time.time()}", flush=True)
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "freeze":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif fault == "interrupt":
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell has put us in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore this signal
         os.kill(os.getpid(), signal.SIGINT)
     elif fault == "slow":
-        time.sleep(8.0)  # longer than any silence that counts as death
+        time.sleep(8.0)  # longer than the silence after which a peer is given up
     elif fault == "raise":
         raise ValueError("out of data")
 
@@ -44,13 +43,13 @@ def main() -> None:
     torch.set_num_threads(1)
     name, fault = sys.argv[1:]
     world = roundelay.init()
-    transport = world.transport(share_memory=not name.endswith("by gloo"))
-    module = nn.Linear(200, 200)  # large enough to be summed through shared memory
+    transport = world.transport()
+    module = nn.Linear(200, 200)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
     try:
-        with roundelay.Learner(module, optimizer, STRATEGIES[name](world.size), transport) as learner:
+        with roundelay.Learner(module, optimizer, STRATEGIES[name](), transport) as learner:
             if fault == "never-starts" and world.rank == FAULTY:
-                time.sleep(2.0)  # until all have begun: who gives up before that takes the others with it
+                time.sleep(2.0)  # until all have started: a learner that fails earlier ends all of them
                 raise ValueError("out of memory")
             for step in range(STEPS):
                 module(torch.randn(4, 200)).square().mean().backward()
@@ -60,7 +59,7 @@ def main() -> None:
                 if (world.rank, step) == (FAULTY, FAULT_AT):
                     if fault == "early":
                         break
-                    meet(fault)
+                    cause(fault)
     except roundelay.PeerLostError as error:
         print(f"lost {error.peer} at {time.time()}", flush=True)
         raise SystemExit(7) from None

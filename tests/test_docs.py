@@ -1,19 +1,77 @@
-"""What README and docs show is run: Python blocks, command lines, and the links between the pages."""
+"""README, docs and the pages of recipes: Python blocks run, commands are accepted or run, links lead somewhere.
+
+Commands run in this process up to the point where they would start their work, such as learner processes. So a command that
+would be refused fails the test, but nothing is trained. Some pages are run to their end, with real learners.
+"""
 
 from __future__ import annotations
 
 import doctest
+import os
+import pkgutil
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
 
-from roundelay.cli import COMMANDS, build_parser
+from roundelay.cli import main
+from roundelay.errors import ConfigError, DataError
+from roundelay.training import recipes
+from roundelay.training.task import Task
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TOP_PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES = [
+    *TOP_PAGES,
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "recipes").rglob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+]
 BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(
+    r"^(?:\$ )?((?:roundelay|printf) .*)$"  # in a console block; printf makes a file for a later line
+    r"|^<!-- run: (roundelay .*) -->$"
+    r"|`(roundelay [^`]* --[^`]*)`[.:]?(?: \|)?$",  # with options, at the end of a line
+    re.MULTILINE,
+)
+STARTS = (  # the function with which a command, after all checks, starts its work
+    "roundelay.training.supervisor.Supervisor.run",  # train
+    "roundelay.training.checkpoint.choose",  # train --resume
+    "roundelay.training.run_directory.read_rendezvous",  # train --join RUN
+    "roundelay.cluster.rendezvous.client.RendezvousClient.__init__",  # train --join HOST:PORT
+    "roundelay.simulation.recipe.SimulatedRun.run",  # simulate
+    "roundelay.cli.reproduce._test_all",  # reproduce
+    "roundelay.bench.throughput.run",  # bench throughput, bench stragglers
+    "roundelay.bench.overhead.measure",  # bench overhead
+    "roundelay.bench.chaos.run_once",  # chaos
+    "roundelay.cluster.rendezvous.server.open_listener",  # rendezvous
+    "roundelay.speech.corpora.catalogue.corpus",  # speech corpus
+    "roundelay.speech.synth.generate.synth",  # speech corpus synth
+)
+
+READS_RUN = "roundelay.training.run_result.FinishedRun.read"  # evaluate, speech transcribe, speech align
+
+
+class Started(Exception):  # noqa: N818 - not an error
+    """The command has passed all its checks."""
+
+
+def started(*_: object, **__: object) -> None:
+    raise Started
+
+
+def read_run(folder: Path) -> None:
+    assert (folder / "config.toml").is_file(), f"no line of the page before this one trains {folder}"
+    (folder / "align").mkdir(exist_ok=True)  # as `speech align` would, for a later line that trains on these times
+    (folder / "align" / "phones.ctm").touch()
+    raise Started
 
 
 def name_of(page: Path) -> str:
@@ -22,6 +80,13 @@ def name_of(page: Path) -> str:
 
 def blocks(page: Path, language: str) -> list[str]:
     return [code for found, code in BLOCK.findall(page.read_text()) if found == language]
+
+
+def commands(page: Path) -> list[str]:
+    """Command lines of a page. `[...]` and `...` mark a line that only explains."""
+    text = page.read_text().replace("\\\n", " ")
+    found = [next(filter(None, match.groups())) for match in COMMAND.finditer(text)]
+    return [line for line in found if "..." not in line and "[" not in line and "--help" not in line]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
@@ -39,19 +104,117 @@ def test_python_blocks_run_one_after_the_other(page, tmp_path, monkeypatch):
             exec(compile(code, str(page), "exec"), names)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_command_lines_are_understood(page, tmp_path, monkeypatch):
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory, with the files that pages name as the reader's own."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()
-    lines = [line.removeprefix("$ ") for code in blocks(page, "console") for line in code.splitlines()]
+    shutil.copytree(ROOT / "examples", tmp_path, dirs_exist_ok=True)
+    shutil.copy(ROOT / "recipes" / "tiny" / "config.toml", "my-recipe.toml")
+    np.save("weights.npy", np.full((4, 4), 0.25))
+    Path("cluster.graphml").write_text(GRAPHML)
+    Path("shortcut.edgelist").write_text("0 1\n1 2\n2 3\n3 0\n0 2\n")
+    Path("secret").write_text("0123456789abcdef" * 4)
+    Path("out").mkdir()
+    with mock.patch.dict(os.environ), mock.patch.object(sys, "path", [*sys.path]):
+        yield tmp_path
+
+
+GRAPHML = """<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedefault="undirected">
+<node id="0"/><node id="1"/><node id="2"/><edge source="0" target="1"/><edge source="1" target="2"/></graph></graphml>"""
+
+
+@pytest.fixture
+def without_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accept that the data of a task are missing; all other settings are still checked."""
+    real = recipes.task_class
+
+    def task_class(name: str) -> type[Task]:
+        found = real(name)
+        check = found.check
+
+        def without_data_error(settings: object) -> None:
+            try:
+                check(settings)
+            except ConfigError as error:
+                if not (isinstance(error, DataError) or str(error).startswith("settings.data")):
+                    raise
+
+        monkeypatch.setattr(found, "check", without_data_error)
+        return found
+
+    monkeypatch.setattr(recipes, "task_class", task_class)
+
+
+def accepted(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fail if a command is refused. Absolute paths become relative to the working directory."""
+    if line.startswith("printf"):
+        subprocess.run(["bash", "-c", line], check=True)
+        return
+    words = [word.replace("SEED", "1").removeprefix("/") for word in shlex.split(line, comments=True)]
+    out = words[words.index("--out") + 1] if "--out" in words else "runs/*-2*-*"
+    if out.isupper() or "*" in out:  # RUN stands for a new run in each line; runs without --out are named by the second
+        for old in Path().glob(out):
+            shutil.rmtree(old)
+    with mock.patch.object(sys, "argv", words):
+        try:
+            code = main(words[1:])
+        except Started:
+            code = 0
+    assert code == 0, f"`{line}` is refused: {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name_of)
+@pytest.mark.usefixtures("folder", "without_data")
+def test_commands_are_accepted(page, capsys, monkeypatch):
+    for path in STARTS:
+        monkeypatch.setattr(path, started)
+    monkeypatch.setattr(READS_RUN, read_run)
+    for line in commands(page):
+        accepted(line, capsys)
+
+
+@pytest.mark.parametrize("path", [*STARTS, READS_RUN])
+def test_the_functions_that_start_work_exist(path):
+    assert callable(pkgutil.resolve_name(path))
+
+
+def test_a_command_that_would_be_refused_is_noticed(folder, capsys):
+    with pytest.raises(AssertionError, match="--out"):
+        accepted("roundelay train tiny --rendezvous 127.0.0.1:29400 --secret-file secret", capsys)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "docs/getting-started.md",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("README.md", "docs/runs.md", "docs/reports.md")),
+    ],
+)
+def test_commands_work_as_written(name, folder):
+    (folder / "examples").symlink_to(ROOT / "examples")
+    code = "\n".join(blocks(ROOT / name, "console"))
+    lines = [line.removeprefix("$ ") for line in code.splitlines()]
+    lines = [
+        line for line in lines if line.startswith(("roundelay ", "python ", "torchrun ")) and " bench " not in line
+    ]
+    assert lines
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for line in lines:
-        words = shlex.split(line, comments=True) if line.startswith("roundelay ") else []
-        if words and words[1] in COMMANDS and "--help" not in words:
-            build_parser().parse_args(words[1:])
+        ended = subprocess.run(
+            ["bash", "-c", line],
+            cwd=folder,
+            env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert ended.returncode == 0, f"`{line}` fails: {ended.stderr[-2000:]}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_and_pictures_are_there(page):
+def test_links_and_pictures_exist(page):
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if not target.startswith(("http", "mailto")):
             assert (page.parent / target).exists(), f"{target} is linked from {name_of(page)}"

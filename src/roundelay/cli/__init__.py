@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -32,11 +31,6 @@ RENAMED = {
     "transcribe": "speech transcribe",
     "align": "speech align",
 }
-# Until cli/plan.py and cli/speech.py are there, the commands that they replace stay.
-for _old, _new in list(RENAMED.items()):
-    if importlib.util.find_spec(f"roundelay.cli.{_new.split()[0]}") is None:
-        COMMANDS.pop(_new.split()[0], None)
-        COMMANDS[_old] = f"becomes `roundelay {RENAMED.pop(_old)}`"
 
 
 class Parser(argparse.ArgumentParser):

@@ -18,6 +18,7 @@ COMMANDS = {
     "exponential.svg": "topology exponential --learners 16 --draw",
     "one-peer-exponential.svg": "topology one-peer-exponential --learners 16 --draw",
     "base-graph.svg": "topology base-graph --learners 12 --draw",
+    "scaling.svg": "plan --learners 256 --model-bytes 165MB --step-time 300ms --group-size 4 --group-bandwidth 400Gb/s --plot",
 }
 
 STRATEGIES = {

@@ -35,7 +35,7 @@ def test_on_an_even_and_fast_cluster_everything_is_near_ideal_and_the_tightest_w
 
 def test_slow_links_are_named_as_the_reason():
     row = find(ranking(replace(EVEN, bandwidth_Bps=1e6)), "adpsgd", "random-ring")
-    assert row.reason == "the links are too slow: one exchange takes 1.13e+03 usual steps"
+    assert row.reason == "the links are too slow: one exchange takes 1.13e+03 usual steps; replicas drift apart"
 
 
 def test_pairwise_averaging_on_a_poor_graph_is_named_as_such():
@@ -43,6 +43,8 @@ def test_pairwise_averaging_on_a_poor_graph_is_named_as_such():
     fixed, randomised = find(ranked, "adpsgd", "ring"), find(ranked, "adpsgd", "random-ring")
     assert fixed.stationary_variance > 4 > randomised.stationary_variance
     assert "drift apart" in fixed.reason
+    assert ranked.index(fixed) > ranked.index(randomised)
+    assert all(row.ratio_to_ideal > fixed.ratio_to_ideal / 2.1 for row in ranked[: ranked.index(fixed)])
 
 
 def test_super_learners_join_the_ranking_and_average_the_noise_of_their_group():

@@ -9,12 +9,13 @@ import numpy as np
 
 from roundelay.planning.cluster import Cluster
 from roundelay.planning.cost import MAX_LEAD, StepCost
-from roundelay.planning.models import MODELS, Model, step_cost
+from roundelay.planning.models import MODELS, step_cost
 from roundelay.topology import complete, every
 from roundelay.topology.mixing import Array
 
 ALIKE = 0.05  # throughputs within 5 % of each other count as equal; then the smaller spread of the replicas wins
-WIDE_SPREAD = 4.0  # stationary variance above which replicas are said to drift apart
+WIDE_SPREAD = 4.0  # with a larger stationary variance replicas drift apart, and the candidate ranks as if half as fast
+DRIFTING = "; replicas drift apart"
 
 LEFT_OUT = (
     "Left out: contention beyond the machines' own links, copying and averaging weights, data loading, failures, the "
@@ -57,7 +58,8 @@ class Candidate:
 def ranking(cluster: Cluster) -> list[Candidate]:
     """Every strategy on every topology that supports this many learners, best first.
 
-    Ranked by throughput; candidates within 5 % of each other are ranked by the spread of the replicas.
+    Ranked by throughput; candidates within 5 % of each other are ranked by the spread of the replicas. A candidate whose
+    replicas drift apart ranks as if it were half as fast.
 
     >>> slow = Cluster(learners=16, model_bytes=170e6, step_s=0.3, slowest_factor=10)
     >>> best = ranking(slow)[0]
@@ -77,8 +79,13 @@ def best_of_each(ranked: list[Candidate]) -> list[Candidate]:
 
 
 def _rank(candidate: Candidate) -> tuple[int, float]:
-    band = round(np.log(candidate.ratio_to_ideal) / np.log1p(ALIKE))
-    return -band, np.inf if candidate.stationary_variance is None else candidate.stationary_variance
+    variance = candidate.stationary_variance
+    worth = candidate.ratio_to_ideal / (2 if _drifts(variance) else 1)
+    return -round(np.log(worth) / np.log1p(ALIKE)), np.inf if variance is None else variance
+
+
+def _drifts(variance: float | None) -> bool:
+    return variance is None or variance > WIDE_SPREAD
 
 
 def _candidates(cluster: Cluster, group_size: int) -> Iterator[Candidate]:
@@ -90,6 +97,9 @@ def _candidates(cluster: Cluster, group_size: int) -> Iterator[Candidate]:
         for mixing in every(places)[0] if model.has_topology else [complete(places)]:
             cost = step_cost(model, mixing, cluster, group_size)
             variance = model.variance(mixing, cost.exchanges_per_step)
+            if variance is not None:
+                variance /= group_size  # the mean gradient of g learners has 1/g of the noise variance of one gradient
+            reason = _waiting(cost, compute_s) if model.synchronous else _exchanging(cost, compute_s, group_size)
             yield Candidate(
                 strategy,
                 mixing.name if model.has_topology else None,
@@ -98,19 +108,9 @@ def _candidates(cluster: Cluster, group_size: int) -> Iterator[Candidate]:
                 cost.steps_per_s,
                 ratio_to_ideal=cost.steps_per_s / float((1 / compute_s).sum()),
                 exchanges_per_step=cost.exchanges_per_step,
-                # The mean gradient of a group of g has 1/g of the noise variance of one gradient.
-                stationary_variance=None if variance is None else variance / group_size,
-                reason=_reason(model, cost, compute_s, variance, group_size),
+                stationary_variance=variance,
+                reason=reason + (DRIFTING if _drifts(variance) else ""),
             )
-
-
-def _reason(model: Model, cost: StepCost, compute_s: Array, variance: float | None, group_size: int) -> str:
-    if model.synchronous:
-        return _waiting(cost, compute_s)
-    inside = (
-        "; a group's step is that of its slowest member, plus a reduction and a broadcast" if group_size > 1 else ""
-    )
-    return _exchanging(cost, compute_s, variance) + inside
 
 
 def _waiting(cost: StepCost, compute_s: Array) -> str:
@@ -123,15 +123,15 @@ def _waiting(cost: StepCost, compute_s: Array) -> str:
     return f"{(cost.step_s - usual_s) * 1e3:.3g} ms of a step are communication, or waiting for random slow steps"
 
 
-def _exchanging(cost: StepCost, compute_s: Array, variance: float | None) -> str:
+def _exchanging(cost: StepCost, compute_s: Array, group_size: int) -> str:
     """Why an asynchronous strategy is as fast as it is."""
     exchanges, usual_s = cost.exchanges_per_step, float(np.median(compute_s))
     if not exchanges:
         return "there is no other learner to exchange with"
     if exchanges < 1.5 / MAX_LEAD and cost.steps_per_s < 0.95 * float((1 / compute_s).sum()):
         return f"the links are too slow: one exchange takes {cost.step_s / exchanges / usual_s:.3g} usual steps"
-    said = (
-        f"no learner waits for another; {'one exchange' if exchanges > 0.995 else f'{exchanges:.2g} exchanges'} a step"
+    often = "one exchange" if exchanges > 0.995 else f"{exchanges:.2g} exchanges"
+    inside = (
+        "; a group's step is that of its slowest member, plus a reduction and a broadcast" if group_size > 1 else ""
     )
-    drifting = variance is None or variance > WIDE_SPREAD
-    return said + (", but averages spread slowly on this graph: replicas drift apart" if drifting else "")
+    return f"no learner waits for another; {often} a step{inside}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 
 from roundelay import errors
 from roundelay.errors import MissingExtraError, RoundelayError, TopologyError, unknown
@@ -23,6 +24,11 @@ def test_a_missing_extra_says_how_to_install_it():
     assert str(MissingExtraError("drawing", "plots")) == (
         "drawing needs the 'plots' extra; install it with: pip install 'roundelay[plots]'"
     )
+
+
+def test_a_missing_extra_in_a_worker_process_reaches_the_parent():
+    error = MissingExtraError("drawing", "plots")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_wrong_topologies_are_value_errors_to_those_who_do_not_know_us():

@@ -110,6 +110,10 @@ class MissingExtraError(RoundelayError, ImportError):
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs the '{extra}' extra; install it with: pip install 'roundelay[{extra}]'")
+        self._feature, self._extra = feature, extra
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:  # pickle would call MissingExtraError(message)
+        return MissingExtraError, (self._feature, self._extra)
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> str:

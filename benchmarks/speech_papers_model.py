@@ -1,4 +1,4 @@
-"""Step time and memory of the papers' acoustic model on this machine's CPU: forward, backward and SGD on random windows.
+"""Step time and memory of the papers' acoustic model on this CPU: forward, backward and SGD on random windows.
 
 python benchmarks/speech_papers_model.py --batch 16
 """
@@ -31,7 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    # `data` must be there for a recipe to be resolved; the model does not depend on it.
+    # Resolving a recipe checks that `data` exists; the model does not depend on it.
     config = recipes.resolve(recipes.table_of("switchboard"), [("settings.data", ".")])
     settings = cast(SpeechConfig, config.settings)
     model = AcousticModel(FEATURES, settings.states, settings.model)
@@ -47,7 +47,7 @@ def main() -> None:
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - began)
         losses.append(float(loss.detach()))
-    steady = sorted(seconds[1:])  # the first allocates
+    steady = sorted(seconds[1:])  # without the first step, which allocates memory
     weights = sum(weight.numel() for weight in model.parameters())
     peak_MiB = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(

@@ -1,13 +1,13 @@
-"""The papers' comparison on real speech: the same samples under every strategy, judged by words, with and without a straggler.
+"""All strategies on the same samples of real speech, compared by word error rate, with and without a straggler.
 
     python benchmarks/speech_strategies.py --out out/strategies                                # needs AN4
     python benchmarks/speech_strategies.py --out out/strategies-slow --epochs 3 --slow 0:10
 
-The optimizer is the papers': with momentum SGD the mean of all learners follows one learner that has the whole batch. Adam
-divides by the noise of a local batch, which is larger, and so takes smaller steps the more learners share a batch.
+The optimizer is that of the papers, SGD with momentum: the mean of all learners then follows one learner that has the whole
+batch. Adam divides by the noise of a local batch, which is larger, so its steps get smaller with more learners.
 
-Every case is a run of `roundelay train`. What is finished in OUT is not done again, so the command can be stopped and repeated;
-`--minutes` stops before the next run, once so much time is used up. OUT/table.md and OUT/table.json tell what there is so far.
+Every case is a run of `roundelay train`. Finished runs in OUT are kept, so the command can be stopped and repeated. After
+`--minutes` no further run is started. OUT/table.md and OUT/table.json have the results so far.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from roundelay.speech.score import Score, UtteranceScore, difference
 from roundelay.speech.score_files import read_recogs
 from roundelay.training import run_directory
 
-BATCH = 64  # of all learners together, whatever their number
+BATCH = 64  # of all learners together
 LEARNERS = 4
 SETTINGS = shlex.split("--set optimizer.name=sgd --set optimizer.lr=0.4 --set checkpoint.every_epochs=1")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy, and how many learners it has."""
+    """A strategy with a number of learners."""
 
     name: str
     strategy: str
@@ -76,7 +76,7 @@ class Run:
         return all((self.folder / f"evaluation-{split}.json").is_file() for split in ("valid", "test"))
 
     def do(self, recipe: str, more: list[str]) -> None:
-        """Train unless that is done, then decode; what was begun and not finished is begun again."""
+        """Train if there is no model yet, then decode. An unfinished training begins again."""
         if not (self.folder / run_directory.MODEL).is_file():
             shutil.rmtree(self.folder, ignore_errors=True)
             _roundelay(
@@ -84,20 +84,18 @@ class Run:
             )
         learners = json.loads((self.folder / run_directory.RESULTS).read_text())["learners"]
         if learners != self.case.learners:
-            sys.exit(
-                f"only {learners} learners finished {self.folder}; see why in its logs, and remove it to do it again"
-            )
+            sys.exit(f"only {learners} learners finished {self.folder}; its logs say why; delete it to train again")
         for split in ("valid", "test"):
             _roundelay("evaluate", str(self.folder), "--split", split, "--json")
 
     @property
     def score(self) -> Score:
-        """On the test split, with names that tell seeds apart."""
+        """The score on the test split; names of utterances begin with the seed."""
         found = read_recogs(self.folder / "recogs-test.txt").utterances
         return Score(tuple(UtteranceScore(f"{self.seed}-{each.name}", each.pairs) for each in found))
 
     def figures(self, target: float) -> dict[str, Any]:
-        """Time, losses and word error rates; and when the mean model first had at most the target's loss on valid."""
+        """Time, losses, word error rates, and the time until the mean model has at most the target loss on valid."""
         results = json.loads((self.folder / run_directory.RESULTS).read_text())
         words = {
             split: json.loads((self.folder / f"evaluation-{split}.json").read_text()) for split in ("valid", "test")
@@ -127,7 +125,7 @@ def _validations(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def rows_of(runs: list[Run], target: float) -> list[dict[str, Any]]:
-    """A row for each case that has a finished run: means over seeds, compared on the seeds that the single learner has, too."""
+    """Means over seeds of each case with a finished run, and its difference to the single learner with the same seeds."""
     done = {(run.case, run.seed): run for run in runs if run.finished}
     rows = []
     for case in CASES:
@@ -154,7 +152,7 @@ def _pooled(runs: list[Run]) -> Score:
 
 
 def table(rows: list[dict[str, Any]], target: float) -> str:
-    """In the papers' layout: strategy, learners, batch; error rates, time, speed-up."""
+    """A table in Markdown: strategy, learners, batch, error rates, time, speed-up."""
     single = next((row for row in rows if row["case"] == SINGLE.name), None)
     lines = [
         f"| strategy | learners × batch | seeds | WER test [95 %] | minus single learner [95 %] | WER valid | CE test | training "
@@ -185,10 +183,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--epochs", default="10")
     parser.add_argument(
-        "--slow", default="", metavar="LEARNER:FACTOR", help="in all cases but that of the single learner"
+        "--slow", default="", metavar="LEARNER:FACTOR", help="slow learner, in all cases except the single learner"
     )
-    parser.add_argument("--target", type=float, default=1.2, help="of the validation cross-entropy, per frame")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many")
+    parser.add_argument("--target", type=float, default=1.2, help="validation cross-entropy per frame")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
     arguments = parser.parse_args()
     runs = [
         Run(case, seed, arguments.out / f"{case.name.replace(',', '').replace(' ', '-')}-{seed}")

@@ -1,4 +1,4 @@
-"""Is the mean model worth less than the learners that it is the mean of? From a checkpoint of a run.
+"""Is the mean model as accurate as its learners? Evaluates both from a checkpoint of a run.
 
     python benchmarks/vision_consensus.py runs/fashion --split test
     python benchmarks/vision_consensus.py runs/fashion --samples-seen 220000   # while rates are large and learners far apart

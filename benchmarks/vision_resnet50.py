@@ -1,4 +1,4 @@
-"""Step time and memory of ResNet-50 at a small batch on this machine's CPU: forward, backward and SGD on random pixels.
+"""Step time and memory of ResNet-50 with a small batch on this CPU: forward, backward and SGD on random pixels.
 
 python benchmarks/vision_resnet50.py --batch 8
 """
@@ -19,7 +19,7 @@ from roundelay.vision.transforms import normalised
 
 
 def resident_MiB() -> float:
-    """The most that this process ever had in memory."""
+    """Peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -44,7 +44,7 @@ def main() -> None:
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - began)
         processor.append(time.process_time() - used)
-    steady = sorted(seconds[2:])  # the first two allocate
+    steady = sorted(seconds[2:])  # without the first two steps, which allocate memory
     weights = sum(weight.numel() for weight in module.parameters())
     print(
         f"{arguments.model}, {weights / 1e6:.2f} M parameters ({weights * 4 / 2**20:.1f} MiB), batch {arguments.batch}"

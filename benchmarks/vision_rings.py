@@ -1,8 +1,8 @@
-"""The first paper's point on Fashion-MNIST: on a fixed ring many learners converge worse than on a ring drawn anew each round.
+"""A claim of the first paper on Fashion-MNIST: many learners converge worse on a fixed ring than on a random ring.
 
-Virtual learners run the real D-PSGD, each with a small ResNet and its own share of the images. At equal bytes the spectral
-gap of the fixed ring collapses with the number of learners, that of the random ring does not; `complete` shows what
-perfect averaging would give.
+Virtual learners run the real D-PSGD, each with a small ResNet and its own part of the images. Both rings send the same number of
+bytes. The spectral gap of the fixed ring shrinks with the number of learners, that of the random ring does not. `complete` shows
+perfect averaging.
 
     python benchmarks/vision_rings.py --out out/rings
 """
@@ -29,6 +29,7 @@ from roundelay.simulation import VirtualLearner
 from roundelay.topology import Mixing
 from roundelay.transport import SimulatedNetwork
 from roundelay.vision.fashion_mnist import FashionMnist, FashionMnistConfig
+from roundelay.weights.average import mean_module
 
 TOPOLOGIES: dict[str, Callable[[int], Mixing]] = {
     "ring": roundelay.ring,
@@ -41,7 +42,7 @@ VALID_PARTS = 2  # every second validation image
 
 
 class Experiment:
-    """`learners` of them on `topology`; one row of figures every `every` steps."""
+    """Virtual learners on one topology. `run` returns one row of figures every `every` steps."""
 
     def __init__(self, topology: str, learners: int, steps: int, lr: float, images: int) -> None:
         self.mixing, self.size, self.steps, self.lr = TOPOLOGIES[topology](learners), learners, steps, lr
@@ -71,14 +72,14 @@ class Experiment:
         for rank, learner in enumerate(self.learners):
             self.clock.spawn(learner.process(self.steps), f"learner {rank}")
         for step in range(every, self.steps + 1, every):
-            self.clock.run(until=step + 0.5)  # a step takes one second, so half a step after the step-th
+            self.clock.run(until=step + 0.5)  # a step takes one virtual second
             self.rows.append({"step": step} | self.figures())
         self.clock.run()
         return self.rows
 
     @torch.no_grad()
     def figures(self) -> dict[str, float]:
-        """Of the mean model, and how far from it the learners are: relative to its own size."""
+        """Figures of the mean model, and the distance of the learners from it, relative to its norm."""
         modules = [learner.module for learner in self.learners]
         mean = consensus(self.task.module(), modules)
         sums = self.task.evaluate(mean.eval(), "valid", 0, VALID_PARTS)
@@ -98,19 +99,13 @@ def flat(module: nn.Module) -> Tensor:
 
 
 def consensus(into: nn.Module, modules: list[nn.Module]) -> nn.Module:
-    """Mean weights and means; variances from mean second moments."""
-    states = [module.state_dict() for module in modules]
-    averaged = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}
-    for name in [name for name in averaged if name.endswith("running_var")]:
-        mean = name.replace("running_var", "running_mean")
-        second = torch.stack([state[name].double() + state[mean].double() ** 2 for state in states]).mean(0)
-        averaged[name] = second - averaged[mean] ** 2
-    into.load_state_dict(averaged)
+    """The mean model, with the BatchNorm statistics over the data of all learners."""
+    into.load_state_dict(mean_module([module.state_dict() for module in modules]))
     return into
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """A row per number of learners: the gaps of theory, and beside them how learners converge and how far apart they are."""
+    """One row of plots per number of learners: spectral gap, validation loss, spread of the learners."""
     sizes = sorted({run["learners"] for run in document["runs"]})
     with picture(path, len(sizes), 3, size=(11, 3.6 * len(sizes))) as (_, axes):
         for row, size in enumerate(sizes):
@@ -138,9 +133,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=10, help="steps between evaluations")
     parser.add_argument(
-        "--lr", type=float, default=0.4, help="of every learner; 0.1 for a batch of 128, scaled linearly to 32 x 16"
+        "--lr",
+        type=float,
+        default=0.4,
+        help="learning rate of every learner; 0.1 for a batch of 128, scaled linearly to 32 x 16",
     )
-    parser.add_argument("--images", type=int, default=12_800, help="of the training images, shared out among learners")
+    parser.add_argument(
+        "--images", type=int, default=12_800, help="number of training images, divided among the learners"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     document: dict[str, Any] = {

@@ -71,7 +71,7 @@ def test_options_reach_the_synthesiser(folder, capsys, monkeypatch):
         ("synth --hours much", "got 'much'"),
     ],
 )
-def test_mistakes_are_told(mistake, words, told):
+def test_mistakes_are_refused(mistake, words, told):
     assert told in mistake("speech", "corpus", *words.split())
 
 

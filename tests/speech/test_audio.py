@@ -1,4 +1,4 @@
-"""Whatever a file is, what comes out is one channel at one rate, or one line that says why not."""
+"""Every file gives one channel at one rate, or an error of one line."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_channel_is_taken_out_of_a_stereo_file_and_without_one_they_are_mixed(
 
 
 @pytest.mark.parametrize(("start_s", "duration_s"), [(float("nan"), 1.0), (0.0, float("inf")), (-1.0, None)])
-def test_times_that_make_no_sense_are_told(tmp_path, start_s, duration_s):
+def test_impossible_times_are_refused(tmp_path, start_s, duration_s):
     with pytest.raises(AudioError, match="bad times"):
         read_audio(save(tmp_path / "a.wav", noise(1.0)), start_s=start_s, duration_s=duration_s)
 
@@ -86,7 +86,7 @@ def test_a_length_rounded_to_milliseconds_does_not_cut_the_end(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "subtype"), [("a.wav", "PCM_16"), ("a.sph", "ULAW"), ("a.sph", "PCM_16")])
-def test_of_a_truncated_file_the_beginning_is_used(tmp_path, name, subtype):
+def test_the_beginning_of_a_truncated_file_is_used(tmp_path, name, subtype):
     samples = noise(2.0)
     audio = read_audio(cut_off(save(tmp_path / name, samples, subtype=subtype)))
     assert audio.flaws == ("truncated",)
@@ -94,7 +94,7 @@ def test_of_a_truncated_file_the_beginning_is_used(tmp_path, name, subtype):
     assert np.abs(audio.samples - samples[: len(audio.samples)]).max() < 0.02
 
 
-def test_of_a_truncated_flac_whole_blocks_are_used(tmp_path):
+def test_the_whole_blocks_of_a_truncated_flac_are_used(tmp_path):
     samples = noise(4.0)
     audio = read_audio(cut_off(save(tmp_path / "a.flac", samples)))
     assert "truncated" in audio.flaws
@@ -121,7 +121,7 @@ def test_clipped_and_silent_files_are_used_and_named(tmp_path):
     assert read_audio(save(tmp_path / "none.wav", np.zeros(8000, np.float32))).flaws == ("silent",)
 
 
-def test_what_cannot_be_used_says_why_in_one_line(tmp_path):
+def test_the_error_for_an_unusable_file_says_why_in_one_line(tmp_path):
     empty, text, nan, headless = (tmp_path / name for name in ("empty.wav", "text.wav", "nan.wav", "head.wav"))
     empty.write_bytes(b"")
     text.write_text("this is no audio\n" * 100)
@@ -152,7 +152,7 @@ def test_what_cannot_be_used_says_why_in_one_line(tmp_path):
         read_audio(shorten)
 
 
-def test_an_error_comes_back_from_another_process_as_it_was():
+def test_an_error_survives_pickling():
     error = pickle.loads(pickle.dumps(AudioError("empty file", "a.wav")))
     assert (error.kind, error.detail, str(error)) == ("empty file", "a.wav", "empty file: a.wav")
 

@@ -1,4 +1,4 @@
-"""SpecAugment hides what it says, and as much of it as theory says."""
+"""SpecAugment masks what its settings say, with the distribution that theory gives."""
 
 import torch
 

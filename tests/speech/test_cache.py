@@ -1,4 +1,4 @@
-"""Data is found where the user says, or where the environment says; archives are unpacked once and whole."""
+"""Corpora are found by path or environment variable; archives are unpacked once and completely."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_folder_is_taken_as_it_is(home):
     assert find_corpus("an4", home) == find_corpus("an4", home / "an4") == home / "an4"
 
 
-def test_what_is_not_there_is_told(home, monkeypatch):
+def test_missing_data_are_refused(home, monkeypatch):
     with pytest.raises(DataError, match="--data, or set ROUNDELAY_DATA"):
         find_corpus("an4")
     with pytest.raises(DataError, match=r"there is no '.*nowhere', which should have an4"):
@@ -74,7 +74,7 @@ def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
     assert cache_folder("a", "b") == tmp_path / "roundelay" / "a" / "b"
 
 
-def test_only_one_is_inside_a_lock(tmp_path):
+def test_only_one_process_is_inside_a_lock(tmp_path):
     inside, most = [], []
 
     def work():

@@ -1,4 +1,4 @@
-"""A corpus is a value."""
+"""Splits, lookup, realignment and speed perturbation of a corpus."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def words_of(found):
     return {name: hypothesis.words for name, hypothesis in found.items()}
 
 
-def test_processes_find_what_one_finds_and_in_the_order_given():
+def test_several_processes_give_the_same_results_in_the_same_order_as_one():
     rng = np.random.default_rng(1)
     utterances = {f"u{9 - i}": noisy(rng, ["TWO", "ATE"][: 1 + i % 2])[1] for i in range(7)}
     alone, together = (decode_all(Decoder(GRAPH), utterances, workers=n) for n in (1, 2))
@@ -120,7 +120,7 @@ def test_a_word_that_was_cut_off_has_no_duration():
     assert times.durations_s == pytest.approx([0.02, 0.0])
 
 
-def test_an_utterance_too_short_for_any_sentence_is_no_error():
+def test_an_utterance_too_short_for_any_sentence_gives_no_words():
     found = Decoder(GRAPH)(np.zeros((1, TYING.num_states)))
     assert not found.complete
     assert Decoder(GRAPH)(np.zeros((0, TYING.num_states))).words == ()

@@ -1,4 +1,4 @@
-"""A corpus in figures."""
+"""The summary of a corpus."""
 
 from __future__ import annotations
 

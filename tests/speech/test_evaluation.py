@@ -1,4 +1,4 @@
-"""A finished run, from words to files: train on tones, decode, transcribe, align, train again on that."""
+"""A finished run: train on tones, decode, transcribe, align, and use the alignment."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ def test_a_short_run_on_tones_makes_few_errors(tones_run, capsys):
     assert figures["unknown_words"] == {}
 
 
-def test_it_leaves_transcripts_errors_and_times_in_the_run(tones_run, capsys):
+def test_an_evaluation_writes_transcripts_errors_and_times_into_the_run(tones_run, capsys):
     figures = figures_of(capsys, tones_run)
     lines = (tones_run / "recogs-test.txt").read_text().splitlines()
     assert len(lines) == 2 * figures["utterances"] == 12
@@ -57,11 +57,11 @@ def test_it_leaves_transcripts_errors_and_times_in_the_run(tones_run, capsys):
     assert json.loads((tones_run / "evaluation-test.json").read_text()) == figures
 
 
-def test_people_get_a_table(tones_run, capsys):
+def test_the_output_is_a_table_with_examples(tones_run, capsys):
     command(evaluate, tones_run, "--split", "valid")
     said = capsys.readouterr().out
     assert said.startswith("WER ")
-    assert len([line for line in said.splitlines() if line.startswith("right")]) == 3
+    assert len([line for line in said.splitlines() if line.startswith("correct")]) == 3
     assert "recogs-valid.txt" in said
 
 
@@ -73,7 +73,7 @@ def test_scales_are_tuned_on_the_validation_split_once(tones_run, capsys, monkey
     Recogniser.of_run(FinishedRun.read(tones_run))
 
 
-def test_a_run_that_is_left_again_tunes_its_scales_again(tones_run, tones_folder, tmp_path):
+def test_a_new_network_tunes_its_scales_again(tones_run, tones_folder, tmp_path):
     moved = tmp_path / "again"
     shutil.copytree(tones_run, moved)
     (moved / "recogniser" / "scales.json").write_text("{}")
@@ -81,16 +81,16 @@ def test_a_run_that_is_left_again_tunes_its_scales_again(tones_run, tones_folder
     assert not (moved / "recogniser" / "scales.json").exists()
 
 
-def test_likelihoods_in_lots_give_the_same_words(tones_run, capsys, monkeypatch):
+def test_likelihoods_in_several_batches_give_the_same_words(tones_run, capsys, monkeypatch):
     at_once = figures_of(capsys, tones_run)
     monkeypatch.setattr("roundelay.speech.recognise.NUMBERS_AT_ONCE", 12 * 200)
-    in_lots = figures_of(capsys, tones_run)
-    assert {name: in_lots[name] for name in ("wer", "words", "ci95")} == {
+    in_batches = figures_of(capsys, tones_run)
+    assert {name: in_batches[name] for name in ("wer", "words", "ci95")} == {
         name: at_once[name] for name in ("wer", "words", "ci95")
     }
 
 
-def test_audio_with_other_features_than_the_network_knows_is_told(tones_run):
+def test_audio_with_another_number_of_features_than_the_network_is_refused(tones_run):
     recogniser = Recogniser.of_run(FinishedRun.read(tones_run))
     with pytest.raises(DataError, match="'u1' has 13 features a frame, and the network was trained on 120"):
         recogniser.recognised({"u1": np.zeros((30, 13), np.float32)})

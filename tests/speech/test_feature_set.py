@@ -1,4 +1,4 @@
-"""Features of a corpus: the same whoever computes them, computed once, and again when anything changes."""
+"""Features of a corpus do not depend on the workers, are computed once, and again if anything changes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_two_workers_write_the_same_file_as_one(corpus, tmp_path, monkeypatch):
     assert bytes(features(corpus, workers=2).frames_NF) == one
 
 
-def test_a_set_that_travels_to_another_process_is_mapped_there_again(corpus):
+def test_a_pickled_set_is_mapped_again(corpus):
     made = features(corpus, workers=1)
     sent = pickle.dumps(made)
     assert len(sent) < 1000
@@ -63,7 +63,7 @@ def test_features_are_computed_once(corpus, monkeypatch):
     np.testing.assert_array_equal(features(corpus, workers=1).frames_NF, first.frames_NF)
 
 
-def test_a_computation_that_broke_off_is_done_again(corpus, monkeypatch):
+def test_an_unfinished_computation_is_done_again(corpus, monkeypatch):
     monkeypatch.setattr(feature_set.json, "dumps", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         features(corpus, workers=1)
@@ -118,7 +118,7 @@ def test_progress_counts_to_the_usable_utterances(corpus):
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
-def test_a_corpus_without_one_usable_file_says_why(corpus):
+def test_a_corpus_without_any_usable_file_is_refused_with_the_reason(corpus):
     with pytest.raises(DataError, match="no utterance of tiny is usable; missing file: 1, first gone"):
         features(corpus.replace(utterances=corpus.utterances[-1:]), workers=1)
 

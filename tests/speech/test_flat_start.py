@@ -1,4 +1,4 @@
-"""A start from transcripts alone, against the truth that made the frames."""
+"""A flat start against the states that generated the frames."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Decoding graphs against everything tried by hand, and against kaldilm."""
+"""Decoding graphs against exhaustive search, and against kaldilm."""
 
 import itertools
 

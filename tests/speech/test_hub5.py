@@ -1,4 +1,4 @@
-"""Hub5 scoring: NIST's program where it is installed, and its report where it is not."""
+"""Hub5 scoring: NIST's program if it is installed, and a stored report of it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Kaldi's trees against a walk through the same tree by hand, and a run on the states of one."""
+"""Kaldi's trees against an independent walk through the same tree, and a run on the states of a tree."""
 
 import itertools
 import struct
@@ -25,8 +25,8 @@ from roundelay.speech.segments import read_ctm
 from roundelay.speech.tree import tying_from_json
 
 PHONES = {"<eps>": 0, "SIL": 1, "A_B": 2, "A_E": 3, "B_B": 4, "#0": 5}
-# As Kaldi's recipes make them: silence has five states and no context; the two variants of A share a root, of which the
-# questions for positions stand in the middle; B asks with a table.
+# A tree as Kaldi's recipes make it: silence has five states and no context; the two variants of A share a root, with questions
+# about positions in the middle; B has a table.
 SILENCE = ("TE", -1, [("CE", pdf) for pdf in range(5)])
 A = (
     "SE",
@@ -127,7 +127,7 @@ def test_trees_that_cannot_be_used_are_refused(tmp_path, root, window, silence, 
 @pytest.mark.parametrize(
     "text", ["", "ContextDependency 3 1 ToPdf CE", "ContextDependency 3 1 ToPdf XE 1", "\0Bno tree"]
 )
-def test_what_is_no_tree_is_told(tmp_path, text):
+def test_a_file_that_is_not_a_tree_is_refused(tmp_path, text):
     _, phones = write_text(tmp_path)
     (tmp_path / "tree").write_text(text)
     with pytest.raises(DataError, match="is not a decision tree of Kaldi"):

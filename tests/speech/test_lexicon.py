@@ -22,7 +22,7 @@ def test_a_word_that_ends_in_a_number_in_brackets_stays_itself_when_there_is_no_
     assert Lexicon.read(tmp_path / "lexicon.txt").words == ("F(2)",)
 
 
-def test_what_is_written_reads_back(tmp_path):
+def test_a_written_lexicon_is_read_back(tmp_path):
     lexicon = Lexicon({"TO": [("T", "UW"), ("T", "AH")], "TWO": [("T", "UW")]})
     lexicon.write(tmp_path / "lexicon.txt")
     again = Lexicon.read(tmp_path / "lexicon.txt")
@@ -65,7 +65,7 @@ def test_lines_that_cannot_work_are_named(tmp_path, line, says):
         Lexicon.read(tmp_path / "lexicon.txt")
 
 
-def test_comments_are_no_words(tmp_path):
+def test_comments_are_ignored(tmp_path):
     path = tmp_path / "cmudict.dict"
     path.write_text("# a header\n;;; another\naalborg AO L B AO R G # place, danish\n\n#hash HH AE SH\n")
     assert Lexicon.read(path)["aalborg"] == (("AO", "L", "B", "AO", "R", "G"),)

@@ -111,7 +111,7 @@ def test_kaldilm_accepts_the_file(tmp_path, capfd):
         ("\\data\\\n\\1-grams:\n-1 A 0 0 0", "lm.arpa:3: a 1-gram has 1 words"),
     ],
 )
-def test_files_that_are_no_arpa_say_where(tmp_path, text, says):
+def test_a_file_that_is_not_arpa_is_refused_with_the_line(tmp_path, text, says):
     (tmp_path / "lm.arpa").write_text(text)
     with pytest.raises(SpeechError, match=says):
         NGram.read(tmp_path / "lm.arpa")

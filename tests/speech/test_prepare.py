@@ -14,7 +14,7 @@ from tones import WORDS, write_tones
 from roundelay.errors import ConfigError, DataError
 from roundelay.speech import prepare
 from roundelay.speech.augment import AugmentConfig
-from roundelay.speech.config import LmConfig, SpeechConfig, check
+from roundelay.speech.config import LmConfig, SpeechConfig, check, check_data
 from roundelay.speech.hmm import phones_in
 from roundelay.speech.prepare import UNLABELLED, language_model, lexicon_of, prepared
 
@@ -48,7 +48,7 @@ def test_priors_and_transitions_come_from_the_training_split(config):
     assert ((ready.self_loops > 0) & (ready.self_loops < 1)).all()
 
 
-def test_a_flat_start_finds_the_times_that_it_was_not_told_two_frames_early(config):
+def test_a_flat_start_finds_the_true_times_two_frames_early(config):
     told, found = prepared(config), prepared(replace(config, labels="flat-start"))
     assert (found.labels_N != UNLABELLED).all()
     phones = [ready.tying.phone_of_state[ready.labels_N] for ready in (told, found)]
@@ -58,8 +58,8 @@ def test_a_flat_start_finds_the_times_that_it_was_not_told_two_frames_early(conf
         moved = [(phones[0][i + frames_early : j], phones[1][i : j - frames_early]) for i, j in spans]
         return np.mean(np.concatenate([one == other for one, other in moved]))
 
-    # A frame hears 25 ms from its place on, and its derivatives further ahead; nothing in a transcript tells on which side of a
-    # boundary such frames belong. So all boundaries come early by the same two frames: 0.85 as they are, 0.95 when moved.
+    # A frame covers 25 ms, and its derivatives reach further ahead. A transcript does not determine on which side of a boundary
+    # such frames belong, so all boundaries come two frames early: agreement is 0.85 as they are and 0.95 when moved.
     assert agreement(0) > 0.75
     assert agreement(2) > 0.93
     assert agreement(2) == max(agreement(early) for early in range(6))
@@ -77,7 +77,7 @@ def test_times_of_a_folder_replace_those_of_the_corpus(config, tmp_path):
     ready = prepared(replace(config, labels=str(tmp_path)))
     first, _ = ready.features.rows("train000")
     assert ready.tying.phones[ready.tying.phone_of_state[ready.labels_N[first]]] == "A"
-    assert len(ready.spans("train")) == 1, "who has no times there has none"
+    assert len(ready.spans("train")) == 1, "utterances without times there have none"
     assert ready.problems.counts() == {"no labels": 23}
 
 
@@ -164,4 +164,9 @@ def test_a_corpus_without_times_says_what_to_do(tmp_path):
 def test_settings_that_cannot_work_are_refused_before_anything_starts(config, changes, said, monkeypatch):
     monkeypatch.delenv("ROUNDELAY_DATA", raising=False)
     with pytest.raises(ConfigError, match=said):
-        check(replace(config, **changes))
+        check_all(replace(config, **changes))
+
+
+def check_all(config):
+    check(config)
+    check_data(config)

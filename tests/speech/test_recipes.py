@@ -1,4 +1,4 @@
-"""The recipes: they resolve, and the papers' is the papers'."""
+"""The recipes resolve, and the Switchboard recipe has the settings of the papers."""
 
 import pytest
 import torch

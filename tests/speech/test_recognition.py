@@ -1,4 +1,4 @@
-"""The whole chain on real speech, with the simplest acoustic model there is: one Gaussian per state."""
+"""Recognition, alignment and flat start on AN4, with one Gaussian per state."""
 
 import os
 
@@ -80,7 +80,7 @@ def test_triphones_recognise_an4_better_than_monophones_and_both_well_for_one_ga
     assert triphones < monophones - 0.03
 
 
-def test_words_that_are_right_are_found_when_they_were_said(speech):
+def test_correct_words_have_the_right_times(speech):
     found = speech.recognised(speech.labels, speech.tying)
     offs = []
     for utterance in speech.corpus.split("valid"):
@@ -91,7 +91,7 @@ def test_words_that_are_right_are_found_when_they_were_said(speech):
     assert np.median(offs) < 0.04
 
 
-def test_realignment_agrees_with_the_times_that_the_corpus_brings(speech):
+def test_realignment_agrees_with_the_times_of_the_corpus(speech):
     gaussians, loops = speech.trained(speech.labels, speech.tying)
     texts = {u.id: u.text for u in speech.corpus.split("train")[:200]}
     graphs, unknown = alignment_graphs(texts, speech.lexicon, speech.tying)
@@ -109,7 +109,7 @@ def test_a_flat_start_needs_no_alignments(speech):
     start = flat_start(speech.features, texts, speech.lexicon, speech.tying)
     phone = speech.tying.phone_of_state
     agree = [np.mean(phone[start.alignments.labels[name]] == phone[labels]) for name, labels in speech.labels.items()]
-    # 0.85 of all frames: given times are an aligner's, too. Even Gaussians that were trained on them find only some more of
-    # them again (above).
+    # 0.85 of all frames. The given times come from an aligner too: even Gaussians trained on them agree only a little more
+    # (test above).
     assert np.mean(agree) > 0.83
     assert speech.wer(start.alignments.labels, speech.tying) < speech.wer(speech.labels, speech.tying) + 0.05

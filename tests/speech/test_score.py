@@ -1,4 +1,4 @@
-"""Word error rates, their intervals, and the files of the field."""
+"""Word error rates, their intervals, and their files."""
 
 import numpy as np
 import pytest
@@ -90,12 +90,12 @@ def test_systems_on_different_utterances_cannot_be_compared():
         difference(score({"u1": "a"}, {}), score({"u1": "b"}, {}))
 
 
-def test_nothing_to_score_is_no_division_by_zero():
+def test_an_empty_test_set_does_not_divide_by_zero():
     result = score({}, {})
     assert (result.wer, result.ci95()) == (0, (0, 0))
 
 
-def test_files_have_the_layout_of_the_field(tmp_path):
+def test_files_have_the_layout_of_icefall(tmp_path):
     result = score({"u1": "ONE TWO THREE", "u2": "FOUR"}, {"u1": "ONE TOO THREE", "u2": "OH FOUR"})
     recogs, errs = write_scores(tmp_path / "scores", "test-bigram", result)
     assert (recogs.name, errs.name) == ("recogs-test-bigram.txt", "errs-test-bigram.txt")
@@ -122,7 +122,7 @@ def test_transcripts_are_read_back_as_the_score_that_was_written(tmp_path):
     assert read_recogs(recogs) == result
 
 
-def test_what_is_no_transcript_is_named_with_its_line(tmp_path):
+def test_a_line_that_is_not_a_transcript_is_named(tmp_path):
     path = tmp_path / "recogs-test.txt"
     path.write_text("u1:\tref=['A']\nu1:\thyp=['A'\n")
     with pytest.raises(SpeechError, match=r"recogs-test.txt:2 is not a line"):

@@ -9,7 +9,7 @@ from roundelay.errors import DataError
 from roundelay.speech.segments import Segments, read_ctm, segments, write_ctm
 
 
-def test_what_is_written_as_ctm_is_read_again(tmp_path):
+def test_a_written_ctm_is_read_back(tmp_path):
     alignments = {"u1": segments([("A", 0.0, 0.1234), ("B", 0.1234, 0.5)]), "u2": segments([("SIL", 0.0, 1.0)])}
     write_ctm(tmp_path / "a.ctm", alignments)
     assert read_ctm(tmp_path / "a.ctm") == alignments

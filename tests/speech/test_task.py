@@ -61,17 +61,17 @@ def test_evaluation_counts_every_frame_once_and_parts_add_up(task):
         assert sum(part[name] for part in parts) == pytest.approx(total, rel=1e-4)
 
 
-def test_a_split_that_is_not_there_has_no_samples(task):
+def test_a_missing_split_has_no_samples(task):
     assert task.evaluate(task.module(), "dance") == {"samples": 0.0, "loss": 0.0, "accuracy": 0.0}
 
 
-def test_the_task_travels_to_other_processes_as_its_settings(task):
+def test_the_task_is_pickled_as_its_settings(task):
     copy = pickle.loads(pickle.dumps(task))
     assert len(pickle.dumps(task)) < 2000
     assert torch.equal(all_windows(copy)[0], all_windows(task)[0])
 
 
-def test_a_run_is_left_with_all_that_its_words_need(task, tmp_path):
+def test_a_run_has_all_files_that_decoding_needs(task, tmp_path):
     task.leave(tmp_path)
     assert {path.name for path in (tmp_path / "recogniser").iterdir()} == {"states.json", "lexicon.txt", "lm.arpa"}
 
@@ -89,7 +89,7 @@ def test_without_windows_a_sample_is_an_utterance(whole):
     assert ((states != UNLABELLED).sum(1) == lengths).all()
 
 
-def test_what_fills_up_shorter_utterances_is_neither_seen_nor_counted(whole):
+def test_padding_of_shorter_utterances_is_neither_seen_nor_counted(whole):
     module = whole.module().eval()
     with torch.no_grad():
         batches = [whole.batch([i], torch.Generator()) for i in range(4)]
@@ -115,7 +115,7 @@ def test_whole_utterances_train(whole):
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_what_is_wrong_with_the_data_is_left_with_the_run(tones_folder, tmp_path, caplog):
+def test_problems_of_the_data_are_written_into_the_run(tones_folder, tmp_path, caplog):
     folder = tmp_path / "broken"
     shutil.copytree(tones_folder, folder)
     (folder / "wav" / "train000.wav").unlink()

@@ -1,4 +1,4 @@
-"""The consensus of learners with BatchNorm: its statistics are those of what all learners have seen."""
+"""The consensus of learners with BatchNorm has the statistics over the data of all learners."""
 
 import numpy as np
 import torch

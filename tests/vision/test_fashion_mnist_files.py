@@ -65,7 +65,7 @@ def test_an_archive_is_read_by_its_name_its_folder_and_the_environment(tmp_path,
     check(FashionMnistData.load())
 
 
-def test_without_any_place_the_error_says_what_to_do_and_where_to_get_the_data(tmp_path, monkeypatch):
+def test_without_a_path_the_error_says_what_to_do_and_where_to_get_the_data(tmp_path, monkeypatch):
     monkeypatch.delenv("ROUNDELAY_DATA", raising=False)
     with pytest.raises(DataError, match=r"--data.*\$ROUNDELAY_DATA.*zalandoresearch/fashion-mnist"):
         FashionMnistData.load()
@@ -85,7 +85,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_file_that_is_not_what_it_should_be_is_named_in_one_line(tmp_path, contents, kind):
+def test_a_damaged_file_is_named_in_one_line(tmp_path, contents, kind):
     damage, message = BROKEN[kind]
     name = "train-images-idx3-ubyte"
     write(tmp_path, contents | {name: damage(contents[name])}, compressed=False)

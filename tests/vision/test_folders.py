@@ -37,7 +37,7 @@ def test_damaged_files_are_skipped_named_once_and_counted_once(imagenet, caplog)
     assert sorted(record.args[0] for record in caplog.records) == sorted(DAMAGED)
 
 
-def test_the_next_readable_file_stands_in_with_its_own_label(imagenet):
+def test_the_next_readable_file_replaces_an_unreadable_one_with_its_own_label(imagenet):
     folder = ClassFolder(imagenet / "train")
     place = {name: sample for sample, name in enumerate(folder.files)}
     for damaged, instead in [("n01/n01_003.JPEG", "n01/n01_005.JPEG"), ("n03/n03_011.JPEG", "n01/n01_000.JPEG")]:
@@ -47,7 +47,7 @@ def test_the_next_readable_file_stands_in_with_its_own_label(imagenet):
         assert label == folder.labels[place[instead]]
 
 
-def test_a_disk_that_has_gone_is_an_error_and_no_endless_search(imagenet):
+def test_a_missing_disk_is_an_error_and_not_an_endless_search(imagenet):
     folder = ClassFolder(imagenet / "train")
     imagenet.rename(imagenet.with_name("gone"))
     with pytest.raises(DataError, match="cannot read 37 images in a row"):

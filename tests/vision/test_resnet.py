@@ -1,4 +1,4 @@
-"""Names, shapes and the forward pass are written out here once more, from the published architecture."""
+"""Names, shapes and the forward pass against a second implementation of the published architecture."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Whole runs on images: what is left at the end, and what is said about images that could not be read."""
+"""Whole runs on images, with unreadable files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("strategy", ["adpsgd", pytest.param("allreduce", marks=pytest.mark.slow)])
-def test_a_miniature_imagenet_trains_and_its_damaged_files_are_told(imagenet, tmp_path, strategy, caplog, capsys):
+def test_a_miniature_imagenet_trains_and_its_damaged_files_are_reported(imagenet, tmp_path, strategy, caplog, capsys):
     folder = tmp_path / "run"
     settings = SMALL | {"settings.data": str(imagenet), "strategy": strategy}
     run_in_threads(resolve(table_of("imagenet"), settings.items()), folder)

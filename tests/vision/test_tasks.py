@@ -162,12 +162,12 @@ def test_a_few_steps_learn_much_more_than_chance(fashion):
 def test_missing_data_are_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.delenv("ROUNDELAY_DATA", raising=False)
     with pytest.raises(ConfigError, match="--data"):
-        FashionMnist.check(FashionMnistConfig())
+        FashionMnist.check_data(FashionMnistConfig())
     with pytest.raises(ConfigError, match=r"train/ and val/"):
-        ImageNet.check(ImageNetConfig())
+        ImageNet.check_data(ImageNetConfig())
     (tmp_path / "train").mkdir()
     with pytest.raises(ConfigError, match=r"there is no folder .*val"):
-        ImageNet.check(ImageNetConfig(data=str(tmp_path)))
+        ImageNet.check_data(ImageNetConfig(data=str(tmp_path)))
 
 
 def test_a_miniature_imagenet_with_damaged_files_comes_through_worker_processes(imagenet):

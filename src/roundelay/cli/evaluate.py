@@ -20,7 +20,7 @@ HEADINGS = {
     "sentence_error": "with errors",
     "real_time_factor": "× real time",
 }
-EXAMPLES = 3  # transcripts shown of those that are right, and as many of those that are not
+EXAMPLES = 3  # transcripts shown: so many correct ones, and so many with errors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Evaluate, and say what came out."""
+    """Evaluate a split, and print the figures."""
     from roundelay.training.run_result import FinishedRun
 
     finished = FinishedRun.read(args.run)
-    with Console(stderr=True).status(f"evaluating {args.run} on {args.split}"):  # nothing, where nobody looks
+    with Console(stderr=True).status(
+        f"evaluating {args.run} on {args.split}"
+    ):  # shows nothing if stderr is not a terminal
         figures = finished.task_class.evaluate_run(args.run, args.split, args.corpus)
     if args.json:
         print(json.dumps(figures, indent=2))
@@ -63,26 +65,27 @@ def _show_words(figures: dict[str, Any], run: Path, suffix: str) -> None:
     _show_figures({heading: shown[name] for name, heading in HEADINGS.items()})
     unknown = figures["unknown_words"]
     if unknown:
-        say(f"Not in the lexicon, so never recognised: {', '.join(list(unknown)[:8])} ({sum(unknown.values())} times).")
+        examples, times = ", ".join(list(unknown)[:8]), sum(unknown.values())
+        say(f"Words that are not in the lexicon, so cannot be recognised: {examples} ({times} occurrences).")
     if figures["unusable"]:
         say(f"Utterances without usable audio: {figures['unusable']}; their words count as deletions.")
     if figures["problems"]:
-        told = ", ".join(f"{kind}: {count}" for kind, count in figures["problems"].items())
-        say(f"Problems with the data: {told}; one line each in {run}/problems-{suffix}.txt")
+        counts = ", ".join(f"{kind}: {count}" for kind, count in figures["problems"].items())
+        say(f"Problems with the data: {counts}; one line each in {run}/problems-{suffix}.txt")
     _show_parts(figures)
     _show_examples(run / f"recogs-{suffix}.txt")
     say(f"Transcripts: {run}/recogs-{suffix}.txt; errors: {run}/errs-{suffix}.txt")
 
 
 def _show_parts(figures: dict[str, Any]) -> None:
-    """Switchboard and CallHome apart, by NIST's scorer where it is installed and by ours."""
+    """Print WERs of Switchboard and CallHome by our scorer, and by NIST's if it is installed."""
     if "parts" in figures:
-        say("Ours: " + ", ".join(f"{part} {100 * wer:.2f} %" for part, wer in figures["parts"].items()) + ".")
+        say("Our scorer: " + ", ".join(f"{part} {100 * wer:.2f} %" for part, wer in figures["parts"].items()) + ".")
     hub5 = figures.get("hub5", {})
     if "error" in hub5:
-        say(f"NIST's: {hub5['error']}.")
+        say(f"NIST's scorer: {hub5['error']}.")
     elif hub5:
-        say("NIST's: " + ", ".join(f"{part} {100 * scored['wer']:.2f} %" for part, scored in hub5.items()) + ".")
+        say("NIST's scorer: " + ", ".join(f"{part} {100 * scored['wer']:.2f} %" for part, scored in hub5.items()) + ".")
 
 
 def _show_examples(recogs: Path) -> None:
@@ -91,8 +94,8 @@ def _show_examples(recogs: Path) -> None:
     result = read_recogs(recogs)
     table = new_table("", header=False)
     for utterance in [each for each in result.utterances if not each.errors][:EXAMPLES]:
-        table.add_row("right", " ".join(utterance.reference))
+        table.add_row("correct", " ".join(utterance.reference))
     for utterance in [each for each in result.utterances if each.errors][:EXAMPLES]:
-        table.add_row("said", " ".join(utterance.reference))
-        table.add_row("heard", " ".join(utterance.hypothesis))
+        table.add_row("reference", " ".join(utterance.reference))
+        table.add_row("recognised", " ".join(utterance.hypothesis))
     show(table)

@@ -1,4 +1,4 @@
-"""AN4 as it is: counts by the README of the archive, times that fit the audio, features that fit the times."""
+"""AN4: the counts in the archive's README, times that fit the audio, features that fit the times."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_some_speakers_of_cmus_training_set_are_held_out(cmus):
     assert not held_out & {utterance.speaker for utterance in corpus.split("train")}
 
 
-def test_a_transcript_that_is_none_is_told(cmus):
+def test_a_line_that_is_not_a_transcript_is_refused(cmus):
     (cmus / "etc" / "an4_test.transcription").write_text("GO GO\n")
     with pytest.raises(DataError, match=r"an4_test\.transcription:1 is not a transcript"):
         an4(cmus)

@@ -16,7 +16,7 @@ def test_a_manifest_is_loaded_by_name(tmp_path):
     assert corpus("synth", tmp_path).name == "synth"
 
 
-def test_mistakes_are_told(tmp_path, monkeypatch):
+def test_mistakes_are_refused(tmp_path, monkeypatch):
     monkeypatch.delenv("ROUNDELAY_DATA", raising=False)
     with pytest.raises(DataError, match="did you mean 'kaldi'"):
         corpus("kadli")

@@ -30,7 +30,7 @@ def test_a_clone_is_read_by_the_names_of_its_recordings(tmp_path, monkeypatch):
     assert not [path for path in clone.rglob("*") if path.suffix == ".tsv"]
 
 
-def test_a_folder_with_neither_is_told(tmp_path, monkeypatch):
+def test_a_folder_with_neither_manifest_nor_recordings_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("ROUNDELAY_CACHE", str(tmp_path / "cache"))
     with pytest.raises(DataError, match="neither a manifest nor recordings such as 7_jackson_32"):
         fsdd(tmp_path)

@@ -90,13 +90,13 @@ def test_a_pipe_is_refused_unless_allowed(tmp_path):
     np.testing.assert_allclose(utterance_audio(allowed["u1"]).samples, noise(), atol=1e-4)
 
 
-def test_paths_relative_to_where_the_recipe_ran_are_found(tmp_path):
+def test_paths_relative_to_the_folder_of_the_recipe_are_found(tmp_path):
     save(tmp_path / "s5" / "corpus" / "a.wav", noise())
     folder = write(tmp_path / "s5" / "data" / "test", wav_scp="u1 corpus/a.wav\n", text="u1 A\n")
     assert kaldi(folder).utterances[0].audio == tmp_path / "s5" / "corpus" / "a.wav"
 
 
-def test_what_is_missing_is_counted(tmp_path):
+def test_missing_files_are_counted(tmp_path):
     path = save(tmp_path / "a.wav", noise())
     folder = write(tmp_path / "test", wav_scp=f"u1 {path}\nu2 gone.wav\n", text="u1\nu2 B\nu3 C\n")
     corpus = kaldi(folder)
@@ -104,7 +104,7 @@ def test_what_is_missing_is_counted(tmp_path):
     assert summary(corpus).problems == {"no text": 1, "no recording": 1, "missing file": 1}
 
 
-def test_what_is_no_data_directory_is_told(tmp_path):
+def test_a_folder_that_is_not_a_data_directory_is_refused(tmp_path):
     with pytest.raises(DataError, match="not a Kaldi data directory"):
         kaldi(tmp_path)
     write(tmp_path / "test", text="u1 A\n", segments="u1 rec soon later\n")
@@ -182,7 +182,7 @@ def test_state_numbers_are_read_one_utterance_at_a_time(data):
     assert corpus.pdfs["a1"].dtype == np.int32
 
 
-def test_a_command_in_the_place_of_an_archive_is_not_run(tmp_path):
+def test_a_command_instead_of_an_archive_is_not_run(tmp_path):
     mark = tmp_path / "ran"
     folder = write(tmp_path / "train", text="u0 A\n", feats_scp=f"u0 touch {mark} |\n")
     with pytest.raises(DataError, match=r"has a command for 'u0'"):
@@ -190,13 +190,13 @@ def test_a_command_in_the_place_of_an_archive_is_not_run(tmp_path):
     assert not mark.exists()
 
 
-def test_an_archive_that_is_not_there_is_named(tmp_path):
+def test_a_missing_archive_is_named(tmp_path):
     folder = write(tmp_path / "train", text="u0 A\n", feats_scp="u0 gone.ark:12\n")
     with pytest.raises(DataError, match=r"cannot read 'u0' of feats\.scp"):
         features(kaldi(folder), workers=1)
 
 
-def test_an_archive_that_breaks_off_costs_its_utterances(tmp_path):
+def test_a_truncated_archive_loses_only_its_utterances(tmp_path):
     folder = write(tmp_path / "train", text="u1 A\nu2 B\nu3 C\n")
     rows = np.ones((20, 13), np.float32)
     arks(folder, "feats", {"u1": rows, "u2": np.full_like(rows, np.nan), "u3": rows})
@@ -209,7 +209,7 @@ def test_an_archive_that_breaks_off_costs_its_utterances(tmp_path):
     assert summary(corpus).problems == {"no features": 2}
 
 
-def test_state_numbers_that_break_off_are_told(tmp_path):
+def test_truncated_state_numbers_are_refused(tmp_path):
     folder = write(tmp_path / "train", text="u1 A\n")
     arks(folder, "feats", {"u1": np.ones((20, 13), np.float32)})
     arks(folder, "pdf", {"u1": np.arange(20, dtype=np.int32)})

@@ -1,4 +1,4 @@
-"""A table anyone can write is a corpus; what is wrong with a row costs that row."""
+"""Manifest folders: a bad row is counted, and the others are used."""
 
 from __future__ import annotations
 
@@ -68,23 +68,23 @@ def test_bad_rows_are_counted_and_the_others_used(folder):
 
 
 @pytest.mark.parametrize("numbers", ["-1\t0\t1", "0\tnan\t1", "0\t0\tinf", "0\t-1\t1", "left\t0\t1"])
-def test_numbers_that_make_no_sense_are_bad_rows(folder, numbers):
+def test_impossible_numbers_are_bad_rows(folder, numbers):
     corpus = table(folder, f"path\ttext\tchannel\tstart\tseconds\na/one.wav\tone\t{numbers}\na/two.wav\ttwo\t0\t0\t1\n")
     assert [utterance.id for utterance in corpus.utterances] == ["two"]
     assert corpus.problems.counts() == {"bad row": 1}
 
 
-def test_the_folder_one_is_in_has_a_name(folder, monkeypatch):
+def test_the_current_folder_gives_the_corpus_its_name(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert table(Path(), "path\ttext\na/one.wav\tone\n").name == folder.name
 
 
-def test_rows_without_a_path_are_told_of_unless_they_are_empty(folder):
+def test_rows_without_a_path_are_counted_unless_they_are_empty(folder):
     corpus = table(folder, "path\tspeaker\ttext\na/one.wav\tann\tone\n\t\ttwo\n\t\t\n\n")
     assert corpus.problems.cases == [("bad row", "line 3 has no path")]
 
 
-def test_several_utterances_of_one_file_are_told_apart_by_where_they_begin(folder):
+def test_several_utterances_of_one_file_have_their_start_in_their_ids(folder):
     corpus = table(
         folder, "path\tstart\tseconds\ttext\na/one.wav\t0\t0.5\tone\na/one.wav\t0.5\t0.5\ttwo\na/two.wav\t\t\tthree\n"
     )
@@ -95,7 +95,7 @@ def test_several_utterances_of_one_file_are_told_apart_by_where_they_begin(folde
     }
 
 
-def test_a_table_in_another_encoding_is_told_how_to_be_converted(folder):
+def test_the_error_for_another_encoding_says_how_to_convert_the_table(folder):
     (folder / "manifest.tsv").write_bytes("path\ttext\na/one.wav\tgrüße\n".encode("latin-1"))
     with pytest.raises(DataError, match="is not in UTF-8: it has the byte 0xfc; convert it, for instance: iconv"):
         manifest(folder)
@@ -130,7 +130,7 @@ def test_a_lexicon_beside_it_is_found(folder):
     assert table(folder, "path\ttext\na/one.wav\tone\n").lexicon == folder / "lexicon/mine.dic"
 
 
-def test_what_is_no_manifest_is_told(folder):
+def test_a_folder_without_a_manifest_is_refused(folder):
     with pytest.raises(DataError, match=r"has no manifest.tsv: a table with the columns id, path"):
         manifest(folder)
     with pytest.raises(DataError, match=r"lacks the column text; its first line is path \| words"):

@@ -1,4 +1,4 @@
-"""A miniature of the LDC's trees in the real formats: µ-law sphere audio, transcripts, stm, glm."""
+"""A miniature of the LDC's files in the real formats: µ-law sphere audio, transcripts, stm, glm."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_hub5_comes_from_the_stm(tree):
     assert len(speaker_features(test, FeatureConfig(rate_Hz=8000)).ids) == 3
 
 
-def test_what_is_left_out_is_counted(tree):
+def test_utterances_that_are_left_out_are_counted(tree):
     assert switchboard(tree).problems.counts() == {
         "no words": 6,
         "beyond the end": 6,
@@ -114,7 +114,7 @@ def test_what_is_left_out_is_counted(tree):
     assert summary(switchboard(tree)).problems["missing file"] == 1
 
 
-def test_a_call_without_transcript_and_a_broken_one_cost_only_themselves(tree):
+def test_a_call_without_transcript_and_a_broken_call_lose_nothing_else(tree):
     next(tree.rglob("sw2001B-ms98-a-trans.text")).unlink()
     (tree / "LDC97S62/swb1d1/data/sw02003.sph").write_text("this is no audio")
     corpus = switchboard(tree)
@@ -124,13 +124,13 @@ def test_a_call_without_transcript_and_a_broken_one_cost_only_themselves(tree):
     assert {utterance.id[:7] for utterance in corpus.split("train")} == {"sw2001A"}
 
 
-def test_a_truncated_call_ends_where_it_breaks_off(tree):
+def test_a_truncated_call_ends_where_its_audio_ends(tree):
     cut_off(tree / "LDC97S62/swb1d1/data/sw02001.sph", 0.3)
     corpus = switchboard(tree)
     assert not [utterance for utterance in corpus.utterances if utterance.id.startswith("sw2001")]
 
 
-def test_only_what_is_there_is_loaded(tree, tmp_path):
+def test_one_of_the_two_corpora_is_enough(tree, tmp_path):
     only_test = tree / "LDC2002S09"
     (only_test / "hub5.stm").write_text(STM)
     assert switchboard(only_test).splits == ("test",)

@@ -1,4 +1,4 @@
-"""The embedded corpus: the same bits whoever makes it, and phone times that the sound confirms."""
+"""The synthetic corpus: the same bits with any number of workers, and phone times that fit the sound."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_shorter_corpus_is_the_beginning_of_a_longer_one(corpus, folder):
         assert utterance.phones == corpus[utterance.id].phones
 
 
-def test_hours_are_what_was_asked_for_and_nothing_is_wrong(corpus):
+def test_the_hours_are_right_and_there_are_no_problems(corpus):
     total_s = sum(utterance.duration_s for utterance in corpus.utterances)
     assert HOURS * 3600 <= total_s < HOURS * 3600 + 15
     assert corpus.problems.summary() == []
@@ -104,7 +104,7 @@ def test_vowels_sound_where_the_times_say_and_silence_is_silent(corpus):
     assert np.mean(loud > median["SIL"] + 4) > 0.98
 
 
-def test_asking_again_makes_nothing(corpus, folder, monkeypatch):
+def test_an_existing_corpus_is_not_made_again(corpus, folder, monkeypatch):
     monkeypatch.setattr(subprocess, "run", None)
     again = synth(SynthConfig(hours=HOURS), folder / "two")
     assert again.utterances == corpus.utterances
@@ -148,7 +148,7 @@ def test_a_telephone_has_its_rate_code_and_band(telephone):
     assert log_mel(samples, 8000).shape[1] == 40
 
 
-def test_folders_with_other_things_are_left_alone(corpus, folder, tmp_path):
+def test_folders_with_other_files_are_refused(corpus, folder, tmp_path):
     with pytest.raises(DataError, match=r"holds another synthetic corpus \(see its synth\.json\)"):
         synth(SynthConfig(hours=1.0), folder / "two")
     (tmp_path / "thesis.tex").write_text("precious")

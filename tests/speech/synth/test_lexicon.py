@@ -1,4 +1,4 @@
-"""Our words: complete, pronounceable, and written as other dictionaries are."""
+"""The lexicon of the synthetic corpus: phones, stress and file format."""
 
 from __future__ import annotations
 

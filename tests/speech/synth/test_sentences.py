@@ -1,4 +1,4 @@
-"""What is said is in the lexicon, and numbers mean what they say."""
+"""Sentences use words of the lexicon, and spoken numbers have the right value."""
 
 from __future__ import annotations
 

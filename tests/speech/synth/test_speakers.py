@@ -1,4 +1,4 @@
-"""Nobody who is tested has been trained on."""
+"""Speakers of validation and test do not occur in training."""
 
 from __future__ import annotations
 

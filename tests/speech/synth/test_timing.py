@@ -1,4 +1,4 @@
-"""Phone times from a sound whose sounds and silences are known to the sample."""
+"""Phone times of a signal whose sounds and silences are known to the sample."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_closure_belongs_to_the_stop_that_follows_it():
     assert spans_ms(heard, [(0, ""), (0, "'I"), (140, "k"), (200, "end")], 2) == [(0, 100), (100, 200)]
 
 
-def test_a_pause_belongs_to_nobody_but_the_closure_after_it_does():
+def test_a_pause_belongs_to_no_phone_but_the_closure_after_it_does():
     heard = sound((100, True), (90, False), (60, True))
     events = [(0, ""), (0, "s"), (100, ""), (100, "_:"), (150, ""), (190, "t"), (250, "_"), (250, "end")]
     assert spans_ms(heard, events, 2) == [(0, 100), (150, 250)]
@@ -43,7 +43,7 @@ def test_the_first_stop_has_its_closure():
     assert spans_ms(heard, [(0, ""), (48, "t"), (100, "end")], 1) == [(0, 100)]
 
 
-def test_a_phone_without_time_takes_thirty_milliseconds_from_its_longer_neighbour():
+def test_a_phone_without_time_gets_thirty_milliseconds_from_its_longer_neighbour():
     heard = sound((200, True))
     assert spans_ms(heard, [(0, ""), (0, "@"), (120, "l"), (120, "z"), (200, "end")], 3) == [
         (0, 90),

@@ -64,6 +64,12 @@ def test_training_and_small_spectra_need_no_extra():
     assert run(TRAINING) == "trained"
 
 
+def test_a_comparison_leaves_out_what_needs_an_extra():
+    said = run("from roundelay.cli import main\nassert main(['topology', 'compare', '--learners', '1100']) == 0\n")
+    assert "random-ring" in said
+    assert "pip install 'roundelay[analysis]'" in " ".join(said.split())
+
+
 @pytest.mark.parametrize(
     ("feature", "says"),
     [

@@ -62,7 +62,7 @@ def test_units_are_understood(capsys):
     assert ring["step_s"] == pytest.approx(2)
 
 
-def test_a_plot_is_written_where_asked(capsys, tmp_path):
+def test_a_plot_is_written_to_the_given_file(capsys, tmp_path):
     path = tmp_path / "scaling.svg"
     assert main(["plan", "--learners", "4", "--model-bytes", "1M", "--step-time", "1", "--plot", str(path)]) == 0
     assert path.stat().st_size > 1000

@@ -61,7 +61,7 @@ class TestFigures:
         assert (found["exact_after"], found["spectral_gap_kind"]) == (6, "periodic")
         assert found["sends_to_1_percent"] == 6
 
-    def test_base_graph_is_exact_where_one_peer_exponential_cannot_be(self, figures):
+    def test_base_graph_is_exact_for_sizes_that_one_peer_exponential_does_not_support(self, figures):
         assert figures("base-graph", "--learners", "12")["exact_after"] == 5
         assert figures("base-graph", "--learners", "12", "--degree", "2")["exact_after"] == 3
 
@@ -181,13 +181,13 @@ class TestFunctions:
 
 class TestPictures:
     @pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf"])
-    def test_a_drawing_is_written_where_asked(self, capsys, tmp_path, suffix):
+    def test_a_drawing_is_written_to_the_given_file(self, capsys, tmp_path, suffix):
         path = tmp_path / f"ring{suffix}"
         assert main(["topology", "random-ring", "--learners", "8", "--draw", str(path)]) == 0
         assert path.stat().st_size > 1000
         assert f"drawn to {path}" in capsys.readouterr().out
 
-    def test_a_plot_is_written_where_asked(self, capsys, tmp_path):
+    def test_a_plot_is_written_to_the_given_file(self, capsys, tmp_path):
         path = tmp_path / "gaps.svg"
         assert main(["topology", "compare", "--learners", "16", "--plot", str(path)]) == 0
         assert path.stat().st_size > 1000

@@ -131,7 +131,7 @@ class TestVirtualClock:
         assert cost("delay-by-one", slow).step_s == pytest.approx(self.simulated_s(slow, DelayByOne))
 
     @pytest.mark.parametrize("cluster", [EVEN, GROUPS], ids=["alone", "groups"])
-    def test_allreduce_where_nothing_hides(self, cluster, monkeypatch):
+    def test_allreduce_if_nothing_hides(self, cluster, monkeypatch):
         monkeypatch.setattr(
             cluster_module, "BACKWARD_SHARE", 0.0
         )  # the clock reduces gradients after the backward pass

@@ -31,7 +31,7 @@ def test_it_is_the_mean_for_larger_sizes_too(size, k):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_nobody_has_more_than_k_neighbours_and_periods_are_short(k):
+def test_no_learner_has_more_than_k_neighbours_and_periods_are_short(k):
     for size in [*range(2, 65), 97, 127, 128, 500, 1000]:
         mixing = base_graph(size, k)
         assert max(mixing.degrees(round).max() for round in range(mixing.period)) <= k

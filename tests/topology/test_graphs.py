@@ -44,7 +44,7 @@ def test_an_asynchronous_ring_calls_successor_and_predecessor_in_turn():
     assert [ring(8).partner(3, round) for round in range(4)] == [4, 2, 4, 2]
 
 
-def test_an_asynchronous_random_ring_calls_its_successor_so_nobody_is_called_twice_in_a_round():
+def test_an_asynchronous_random_ring_calls_its_successor_so_no_learner_is_called_twice_in_a_round():
     mixing = random_ring(16, seed=2)
     for round in range(5):
         assert sorted(mixing.partner(rank, round) for rank in range(16)) == list(range(16))
@@ -119,7 +119,7 @@ def test_an_odd_odd_even_ring_lets_each_learner_rest_once_a_period():
 
 
 @pytest.mark.parametrize(("size", "resting"), [(10, 0), (11, 1)])
-def test_random_matching_pairs_everyone_but_at_most_one(size, resting):
+def test_random_matching_pairs_all_learners_but_at_most_one(size, resting):
     mixing = random_matching(size, seed=1)
     for round in range(5):
         degrees = mixing.degrees(round)
@@ -147,7 +147,7 @@ def test_a_row_among_a_million_learners_is_cheap(name):
     assert np.median(seconds) < 1e-3
 
 
-def test_learners_find_the_same_rounds_in_whichever_order_they_ask():
+def test_rounds_do_not_depend_on_the_order_of_the_questions():
     forwards, backwards = random_ring(MILLION, seed=9), random_ring(MILLION, seed=9)
     there = [forwards.row(5, round) for round in range(100)]
     back = [backwards.row(5, round) for round in reversed(range(100))]

@@ -1,4 +1,4 @@
-"""What every mixing promises, whatever its graph."""
+"""What every mixing promises."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_rows_entries_the_matrix_and_apply_agree(mixing, round):
 
 
 @given(mixings(), st.integers(0, 2**40))
-def test_a_partner_is_a_neighbour_and_missing_only_where_there_is_none(mixing, round):
+def test_a_partner_is_a_neighbour_and_none_only_without_neighbours(mixing, round):
     for rank in range(mixing.size):
         partner, neighbours = mixing.partner(rank, round), mixing.neighbours(rank, round)
         assert partner in neighbours if neighbours else partner is None

@@ -1,4 +1,4 @@
-"""Keyed permutations: bijections, the same everywhere, uniform where there are few enough to count them."""
+"""Keyed permutations: bijections, the same on every machine, uniform if they are few enough to count."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from roundelay.cli.arguments import output_path, positive_int
 from roundelay.cli.tables import new_table, say, show, text
-from roundelay.errors import TopologyError
+from roundelay.errors import MissingExtraError, TopologyError
 from roundelay.topology import TOPOLOGIES, Mixing, Spectrum, every, family, spectrum
 from roundelay.topology.registry import OneSize
 from roundelay.topology.traffic import sends_in, sends_per_round
@@ -114,7 +114,7 @@ def _compare(args: argparse.Namespace) -> None:
     for mixing in mixings:
         try:
             rows.append(describe(mixing, spectrum(mixing)))
-        except TopologyError as error:
+        except (TopologyError, MissingExtraError) as error:
             refused[mixing.name] = str(error)
     rows.sort(key=lambda row: -row["spectral_gap"])
     if args.plot:

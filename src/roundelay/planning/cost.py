@@ -1,18 +1,18 @@
-r"""The one model of the time of a step, for every strategy.
+r"""The cost model: how long a step takes, by strategy. `ranking` and `scaling` both use it.
 
-Synchronous strategies are a max-plus recursion over the times $T_i(k)$ at which learner i begins step k, run for some
-rounds with sampled compute times $c_i$. A is the time of an allreduce, $s_i$ that of sending what learner i's machine
-sends in a round:
+The model of a synchronous strategy is a recursion over the times $T_i(k)$ at which learner i begins step k, run for some
+rounds with sampled compute times $c_i$. A is the time of an allreduce. $s_i$ is the time to send all models that learner
+i's machine sends in a round:
 
 * allreduce: $T(k+1) = \max_j (T_j(k) + c_j) +$ the part of A that the backward pass does not hide;
 * delay-by-one: $T_i(k+1) = \max(T_i(k) + c_i, \max_j T_j(k) + A)$;
 * dpsgd: $T_i(k+1) = \max(T_i(k) + c_i, \max_{j \in N_i} T_j(k) + s_i)$.
 
-adpsgd does not wait: learner i has one exchange under way, and starts the next one after the step during which the
-last one ended. An exchange of e seconds thus lasts $\lceil e / c_i \rceil$ steps, but not more than `MAX_LEAD`: then
-the learner waits for the exchange.
+adpsgd: learner i has one exchange under way and does not wait for it. It starts the next exchange at the end of a step.
+An exchange of e seconds thus lasts $\lceil e / c_i \rceil$ steps. After `MAX_LEAD` steps the learner does wait.
 
-A super-learner is one learner. Its step is that of its slowest member, plus the reduction and the broadcast inside.
+A super-learner is one learner. Its step takes as long as that of its slowest member, plus a reduction and a broadcast
+inside the group.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CostModel = Callable[[Cluster, Array, Mixing], StepCost]
 
 
 def allreduce(cluster: Cluster, times: Array, mixing: Mixing) -> StepCost:
-    """All learners wait for the slowest one, then for the rest of the reduction."""
+    """All learners wait for the slowest one, then for the part of the reduction that is not hidden."""
     return _in_step(cluster, float(times.max(axis=1).mean()) + cluster.exposed_s(cluster.allreduce_s))
 
 
@@ -59,7 +59,7 @@ def delay_by_one(cluster: Cluster, times: Array, mixing: Mixing) -> StepCost:
 
 
 def dpsgd(cluster: Cluster, times: Array, mixing: Mixing) -> StepCost:
-    """A learner waits for the weights of its neighbours in the round, which travel during the step."""
+    """During a step the learner receives the weights of its neighbours; if they are late, it waits."""
     rounds = len(times) if mixing.period is None else min(mixing.period, len(times))
     swaps = [_Swap.of(cluster, mixing, round) for round in range(rounds)]
     return _in_step(cluster, _pace(times, lambda T, round: swaps[round % rounds].received(T)))
@@ -71,7 +71,7 @@ def adpsgd(cluster: Cluster, times: Array, mixing: Mixing) -> StepCost:
     if cluster.learners == 1:
         return StepCost(1 / float(compute_s[0]), float(compute_s[0]), 0.0)
     leaving = _part_between_groups(mixing, cluster.group_size)
-    steps, seconds = np.zeros(cluster.learners), np.zeros(cluster.learners)  # of one exchange, on average
+    steps, seconds = np.zeros(cluster.learners), np.zeros(cluster.learners)  # per exchange, on average
     for part, exchange_s in (
         (leaving, _exchange_between_s(cluster, leaving)),
         (1 - leaving, _exchange_inside_s(cluster)),
@@ -93,14 +93,14 @@ def super_learner(between: CostModel, cluster: Cluster, times: Array, mixing: Mi
 
 
 def _in_step(cluster: Cluster, step_s: float) -> StepCost:
-    """All learners at the same pace, with one averaging per step."""
+    """The cost if all learners step at the same pace and average once per step."""
     return StepCost(cluster.learners / step_s, step_s, 1.0)
 
 
 def _pace(times: Array, received: Callable[[Array, int], Array | float]) -> float:
-    """Mean step time of T_i(k+1) = max(T_i(k) + c_i(k), time at which everything that i waits for has been received).
+    """Mean step time of the recursion T_i(k+1) = max(T_i(k) + c_i(k), received_i(T(k), k)).
 
-    The last learner's time counts, because the others are at most some steps ahead of it in the long run.
+    Counted for the learner that is last at the end: in the long run all learners step at its pace.
     """
     T = np.zeros(times.shape[1])
     for round, compute_s in enumerate(times):

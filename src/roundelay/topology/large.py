@@ -113,12 +113,12 @@ def _squared_error(rounds: list[sparse.csr_array]) -> float:
     """|W_{r-1} ... W_0 - J/n|_2^2: the largest eigenvalue of the product's square, by Lanczos."""
     size = rounds[0].shape[0]
 
-    def there_and_back(x: Array) -> Array:
+    def product_squared(x: Array) -> Array:
         for W in (*rounds, *reversed(rounds)):
             x = W @ x
         return np.asarray(x - x.mean())
 
-    return max(0.0, _extreme(linalg.LinearOperator((size, size), dtype=np.float64, matvec=there_and_back), "LA"))
+    return max(0.0, _extreme(linalg.LinearOperator((size, size), dtype=np.float64, matvec=product_squared), "LA"))
 
 
 def _finite_variance(rounds: list[sparse.csr_array], probes: Array) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-r"""How fast a mixing brings learners together: exact where a closed form or a small matrix allows, else estimated.
+r"""How fast a mixing brings learners together: exact if there is a closed form or a small matrix, else estimated.
 
 With J/n the averaging matrix and $X_{k+1} = W_k X_k$:
 
@@ -102,7 +102,7 @@ def stability_bound(mixing: Mixing, momentum: float = 0.0) -> float:
     return (1 + spectrum(mixing).lambda_min) * (1 + momentum)
 
 
-def relabelled_contraction(mixing: RelabelledMixing) -> float:
+def _relabelled_rho(mixing: RelabelledMixing) -> float:
     """The factor on the expected squared distance per round, rho = (|W|_F^2 - 1) / (n - 1)."""
     if mixing.size == 1:
         return 0.0
@@ -111,7 +111,7 @@ def relabelled_contraction(mixing: RelabelledMixing) -> float:
 
 
 def _relabelled(mixing: RelabelledMixing) -> Spectrum:
-    n, rho = mixing.size, relabelled_contraction(mixing)
+    n, rho = mixing.size, _relabelled_rho(mixing)
     stack = Stack.of(mixing.base)
     return Spectrum(
         gap=1 - math.sqrt(rho),

@@ -1,4 +1,4 @@
-"""`python -m roundelay`."""
+"""`python -m roundelay` is the same as `roundelay`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Numbers with units."""
+"""Values of options: numbers with units, and the default directory of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_durations(text, value):
 
 @pytest.mark.parametrize("reader", [bandwidth, byte_count, duration, number, positive_int])
 @pytest.mark.parametrize("text", ["", "x", "-1", "1e", "nan", "inf", "1 2"])
-def test_anything_else_is_refused_in_words(reader, text):
+def test_other_text_is_refused_with_what_came(reader, text):
     with pytest.raises(argparse.ArgumentTypeError, match=f"got '{text}'"):
         reader(text)
 
@@ -36,7 +36,7 @@ def test_anything_else_is_refused_in_words(reader, text):
     ("recipe", "name"),
     [("an4", "an4"), ("an4/best", "an4-best"), ("some/mine.toml", "mine"), ("my.tasks:Mine", "my.tasks")],
 )
-def test_a_run_without_a_folder_is_named_after_its_recipe(recipe, name):
+def test_the_default_directory_of_a_run_has_the_name_of_its_recipe(recipe, name):
     folder = dated_folder(recipe, "simulated-")
     assert folder.parent.name == "runs"
     assert re.fullmatch(rf"simulated-{re.escape(name)}-\d{{8}}-\d{{6}}", folder.name)

@@ -1,4 +1,4 @@
-"""The command itself: help, version, unknown commands, and how it ends when the world does."""
+"""The `roundelay` command: help, version, unknown and renamed commands, and exit codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import roundelay
 from roundelay.cli import COMMANDS, RENAMED, main, topology
 
 
-def test_version(capsys):
+def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
@@ -30,14 +30,14 @@ def test_an_unknown_command_is_refused_with_the_nearest_one(mistake):
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_old_spelling_is_refused_with_the_new_one_which_exists(mistake, capsys, old, new):
+def test_an_old_command_is_refused_with_the_new_one_which_exists(mistake, capsys, old, new):
     assert f"`roundelay {old}` is now `roundelay {new}`" in mistake(old, "--learners", "8")
     with pytest.raises(SystemExit) as ended:
         main([*new.split(), "--help"])
     assert ended.value.code == 0
 
 
-def test_options_are_not_guessed_from_their_beginning(mistake):
+def test_abbreviated_options_are_refused(mistake):
     assert "unrecognized arguments: --learn 8" in mistake("topology", "ring", "--learn", "8")
 
 
@@ -55,18 +55,18 @@ def test_drawing_without_matplotlib_says_what_to_install(mistake, monkeypatch, t
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "said"), [(MemoryError, 2, "does not fit into memory"), (KeyboardInterrupt, 130, "")]
+    ("raised", "code", "message"), [(MemoryError, 2, "does not fit into memory"), (KeyboardInterrupt, 130, "")]
 )
-def test_running_out_of_memory_or_patience_leaves_no_traceback(capsys, monkeypatch, raised, code, said):
+def test_out_of_memory_and_ctrl_c_give_no_traceback(capsys, monkeypatch, raised, code, message):
     def fail(mixing):
         raise raised
 
     monkeypatch.setattr(topology, "spectrum", fail)
     assert main(["topology", "ring", "--learners", "8"]) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_reader_that_goes_away_is_no_error():
+def test_a_closed_pipe_is_no_error():
     command = f"{sys.executable} -m roundelay topology compare --learners 8 --json | head -n 1; echo ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60)
     assert ended.stdout == "[\n0\n"

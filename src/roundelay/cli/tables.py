@@ -1,4 +1,4 @@
-"""Tables for people: they fit a terminal of 80 columns."""
+"""Output for people: tables that fit a terminal of 80 columns, sentences, short numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.table import Table
 
 
 def new_table(title: str, *, header: bool = True) -> Table:
-    """A table without vertical lines, which leaves the room to the figures."""
+    """An empty table without vertical lines, which would take room from the figures."""
     return Table(
         title=title,
         title_justify="left",
@@ -22,18 +22,18 @@ def new_table(title: str, *, header: bool = True) -> Table:
 
 
 def show(table: Table) -> None:
-    """Print it, and an empty line."""
+    """Print a table and an empty line."""
     Console(highlight=False).print(table)
     print()
 
 
 def say(sentence: str) -> None:
-    """Print a sentence, wrapped to the terminal."""
+    """Print a sentence, wrapped to the width of the terminal."""
     Console(highlight=False, markup=False).print(sentence)
 
 
 def text(value: object) -> str:
-    """A figure in at most eight characters; a dash for what does not exist.
+    """A number in at most eight characters, a dash for None, other values as they are.
 
     >>> text(None), text(0.123456), text(65535.0), text(1234567), text(1.23456e-5)
     ('-', '0.1235', '65535', '1.23e+06', '1.23e-05')

@@ -8,9 +8,9 @@ from roundelay.cli import main
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["rendezvous", "--host", "0.0.0.0"], "must know the run's secret"),
-        (["train", "tiny", "--host", "0.0.0.0"], "must know the run's secret"),
-        (["train", "tiny", "--rendezvous", "127.0.0.1:1"], "must know the run's secret"),
+        (["rendezvous", "--host", "0.0.0.0"], "need the run's secret"),
+        (["train", "tiny", "--host", "0.0.0.0"], "need the run's secret"),
+        (["train", "tiny", "--rendezvous", "127.0.0.1:1"], "need the run's secret"),
         (["train", "tiny", "--rendezvous", "nowhere", "--secret-file", "SHORT"], "an address is HOST:PORT"),
         (["train", "tiny", "--secret-file", "SHORT"], "must be at least 32 hexadecimal digits"),
         (["train", "tiny", "--secret-file", "ABSENT"], "cannot read --secret-file"),

@@ -1,4 +1,4 @@
-"""Values of options: text in, checked numbers out; what is wrong is said in the words of the option."""
+"""Options that several commands share, and the types of their values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "": 1.0}
 
 
 def positive_int(text: str) -> int:
-    """A whole number of at least 1."""
+    """A whole number of at least 1. Raises ArgumentTypeError for any other text, as all functions here do."""
     try:
         number = int(text)
     except ValueError:
@@ -34,7 +34,7 @@ def positive_int(text: str) -> int:
 
 
 def output_path(text: str) -> Path:
-    """Where a picture goes; its folder must be there."""
+    """The path of a picture to write. Its folder must exist."""
     path = Path(text)
     if path.suffix not in PICTURES:
         raise argparse.ArgumentTypeError(f"needs a file name that ends in {', '.join(PICTURES)}, got '{text}'")
@@ -88,44 +88,52 @@ def _scaled(text: str, unit: str, scale: dict[str, float], wanted: str) -> float
     return value
 
 
-# Fields of a run's configuration that have an option of their own: its key, what it takes, and what it means.
-_OF_CONFIGURATION = {
-    "learners": ("learners", "N", "how many"),
-    "strategy": ("strategy", "S", "adpsgd, dpsgd, allreduce, delay-by-one or delay-by-one-gradients"),
-    "topology": ("topology", "T", "who averages with whom; see `roundelay topology compare`"),
-    "group-size": ("group_size", "M", "learners per super-learner; 0: those of one machine"),
+# Keys of the configuration that have an option of their own: option -> key, name of its value, help.
+_CONFIGURATION_OPTIONS = {
+    "learners": ("learners", "N", "number of learners"),
+    "strategy": (
+        "strategy",
+        "S",
+        "how learners average: adpsgd, dpsgd, allreduce, delay-by-one, delay-by-one-gradients, or module:Class",
+    ),
+    "topology": (
+        "topology",
+        "T",
+        "which learners average with each other: a name (see `roundelay topology compare`), a graph file, or module:function",
+    ),
+    "group-size": ("group_size", "M", "learners per super-learner; 0: the learners of one machine"),
     "epochs": ("budget.epochs", "E", "passes over the data, counted over all learners"),
     "seed": ("seed", "SEED", "of weights, shuffling, augmentation and random topologies"),
     "slow": (
         "slow",
         "LEARNER:FACTOR",
-        "make learners slower, to see what stragglers do; several are separated by commas",
+        "make the steps of a learner FACTOR times as long; several are separated by commas",
     ),
-    "data": ("settings.data", "PATH", "where the task's data is"),
+    "data": ("settings.data", "PATH", "folder or archive of the task's data"),
 }
 
 
 def add_configuration(parser: argparse.ArgumentParser) -> None:
     """Declare the options that change a recipe's configuration."""
-    for name, (_, metavar, meaning) in _OF_CONFIGURATION.items():
+    for name, (_, metavar, meaning) in _CONFIGURATION_OPTIONS.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=meaning)
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="any other field of the configuration, such as data.batch=64; may be repeated",
+        help="any other key of the configuration, such as data.batch=64; may be repeated",
     )
 
 
 def configured(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Keys of the configuration, and the values that the options of `add_configuration` gave them."""
-    options = {key: getattr(args, name.replace("-", "_")) for name, (key, *_) in _OF_CONFIGURATION.items()}
+    """The keys and values that the options of `add_configuration` give."""
+    options = {key: getattr(args, name.replace("-", "_")) for name, (key, *_) in _CONFIGURATION_OPTIONS.items()}
     return [(key, value) for key, value in options.items() if value is not None] + assignments(args.set)
 
 
 def dated_folder(recipe: str, prefix: str = "") -> Path:
-    """Where a run goes that was given no folder: runs/an4-best-20260102-030405 for the recipe an4/best."""
+    """The default directory of a run, from recipe and time: runs/an4-best-20260102-030405 for the recipe an4/best."""
     name = Path(recipe).stem if recipe.endswith(".toml") else recipe.partition(":")[0].replace("/", "-")
     return Path("runs") / f"{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
@@ -146,20 +154,25 @@ def assignments(words: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def add_security(parser: argparse.ArgumentParser) -> None:
-    """Options of everything that listens."""
+    """Declare the options of commands that listen for connections."""
     add = parser.add_argument
-    add("--host", metavar="ADDRESS", help="the interface to listen on (default: this machine only)")
-    add("--secret-file", type=Path, metavar="FILE", help="the run's secret, for learners on several machines")
+    add("--host", metavar="ADDRESS", help="the interface to listen on (default: the loopback, so only this machine)")
+    add(
+        "--secret-file",
+        type=Path,
+        metavar="FILE",
+        help="a file with the run's secret, for learners on several machines",
+    )
     add(
         "--tls",
         type=Path,
         metavar="DIR",
-        help="encrypt everything with the certificate in DIR; it is made if there is none",
+        help="encrypt all connections with the certificate in DIR; it is made if there is none",
     )
     add(
         "--open-collectives",
         action="store_true",
-        help="let sums over all learners, which know no secret, use the interface too; adpsgd needs none",
+        help="allow collectives, which have no authentication, on that interface; adpsgd needs none",
     )
 
 
@@ -174,7 +187,7 @@ def connection_settings(args: argparse.Namespace, rendezvous: tuple[str, int] | 
     security = _security(args)
     if security is None and (rendezvous is not None or args.host not in (None, LOOPBACK)):
         raise UsageError(
-            "learners of other machines must know the run's secret: give --secret-file, or ROUNDELAY_SECRET in the environment"
+            "learners on other machines need the run's secret: give --secret-file, or set ROUNDELAY_SECRET"
         )
     security = security or ConnectionSettings.on_this_machine().security
     if args.tls is not None:

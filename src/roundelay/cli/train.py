@@ -1,9 +1,10 @@
-"""`roundelay train`: a run from a recipe, here with a supervisor of our own, or as a learner under torchrun or Slurm."""
+"""`roundelay train`: start a run from a recipe, resume it, or add a learner to it."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from roundelay.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from roundelay.training.config import Config
 
-NEWEST = -1
+NEWEST = -1  # --resume without a number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "recipe",
         metavar="RECIPE",
         nargs="?",
-        help="a built-in one (tiny, ...), a .toml file, or a task as module:Class",
+        help="a built-in recipe (tiny, ...), a .toml file, or a task as module:Class; not needed with --resume",
     )
     add_configuration(parser)
     add("--out", type=Path, metavar="DIR", help="the run's directory (default: runs/RECIPE-DATE-TIME)")
@@ -42,41 +43,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=NEWEST,
         metavar="SAMPLES",
-        help="go on with the run in --out, from its newest checkpoint or the one after so many samples",
+        help="continue the run in --out from its newest checkpoint, or from the checkpoint at SAMPLES samples",
     )
     add("--join", metavar="RUN", help="add a learner to a run under way: its directory, or HOST:PORT of its rendezvous")
     add("--rendezvous", metavar="HOST:PORT", help="meet learners of other machines there; see `roundelay rendezvous`")
-    add("--here", type=positive_int, metavar="N", help="with --rendezvous: how many of the learners to start here")
+    add("--here", type=positive_int, metavar="N", help="with --rendezvous: learners to start on this machine")
     add_security(parser)
-    add("--show-config", action="store_true", help="print the resolved configuration as TOML, and start nothing")
+    add("--show-config", action="store_true", help="print the whole configuration as TOML, and start nothing")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Resolve, check, start."""
+    """Check the configuration, then start learners, or train as one of those that torchrun or Slurm has started."""
     from roundelay.cluster.environment import adopt_slurm
-    from roundelay.training import recipes
+    from roundelay.training import recipes, run_directory
     from roundelay.training.config import to_toml
 
     adopt_slurm()
     if args.join is not None:
         return _join_run(args)
     if args.recipe is None and args.resume is None:
-        raise UsageError("train needs a RECIPE, such as tiny, or --join RUN")
-    settings = configured(args)
-    if args.resume is not None:
-        from roundelay.training import run_directory
-
-        if args.out is None:
-            raise UsageError("--resume needs --out, the directory of the run to go on with")
-        config = recipes.resolve(run_directory.table(args.out), settings)
-    else:
-        config = recipes.resolve(recipes.table_of(args.recipe), settings)
+        raise UsageError("train needs a RECIPE, such as tiny, or --out DIR --resume, or --join RUN")
+    if args.resume is not None and args.out is None:
+        raise UsageError("--resume needs --out, the directory of the run to continue")
+    table = recipes.table_of(args.recipe) if args.resume is None else run_directory.table(args.out)
+    config = recipes.resolve(table, configured(args), data=not args.show_config)
     if args.show_config:
         print(to_toml(recipes.as_table(config)), end="")
         return 0
     folder: Path = args.out or dated_folder(args.recipe)
-    joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    return _join_world(config, folder, args) if joined else _supervise(config, folder, args)
+    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    return _train_in_world(config, folder, args) if launched else _supervise(config, folder, args)
 
 
 def _supervise(config: Config, folder: Path, args: argparse.Namespace) -> int:
@@ -87,7 +83,7 @@ def _supervise(config: Config, folder: Path, args: argparse.Namespace) -> int:
     settings = connection_settings(args, None if args.rendezvous is None else parsed_address(args.rendezvous))
     if args.rendezvous is None:
         if args.here is not None:
-            raise UsageError("--here goes with --rendezvous; without one all learners are started here")
+            raise UsageError("--here goes with --rendezvous; without one all learners are started on this machine")
         resumed = _prepare(config, folder, args)
         if args.resume is None:
             print(f"run: {folder}", file=sys.stderr)
@@ -119,14 +115,12 @@ def _share(config: Config, folder: Path, args: argparse.Namespace) -> int | None
         if args.resume is None and recipes.as_table(recipes.resolve(run_directory.table(folder))) == recipes.as_table(
             config
         ):
-            return None  # another machine was faster
+            return None  # another machine has begun this run already
         raise
 
 
 def _join_run(args: argparse.Namespace) -> int:
     """Add a learner to a run that is under way."""
-    import shlex
-
     from roundelay.cluster.environment import parsed_address
     from roundelay.cluster.rendezvous.client import RendezvousClient
     from roundelay.training import recipes, run_directory
@@ -146,20 +140,20 @@ def _join_run(args: argparse.Namespace) -> int:
     folder = args.out or Path(info.get("folder", ""))
     config = recipes.resolve(run_directory.table(folder))
     if config.group_size != 1:
-        raise UsageError("a learner cannot join a run of super-learners: a group is one failure domain")
+        raise UsageError("a learner cannot join a run of super-learners, because a group cannot change")
     print(f"joining: {folder}", file=sys.stderr)
     out = [] if args.out is None else ["--out", str(args.out)]
     again = shlex.join(["roundelay", "train", "--join", args.join, *out, *security_options(args)])
     return Supervisor(config, folder, settings=settings, learners=[None], resume_command=again).run()
 
 
-def _join_world(config: Config, folder: Path, args: argparse.Namespace) -> int:
-    """As one of the learners that torchrun or Slurm has started."""
+def _train_in_world(config: Config, folder: Path, args: argparse.Namespace) -> int:
+    """Train as one of the learners that torchrun or Slurm has started."""
     import dataclasses
     import logging
 
     from roundelay.cluster.environment import gather_bytes, init
-    from roundelay.training import recipes, worker
+    from roundelay.training import recipes, run_directory, worker
 
     if args.out is None:
         raise UsageError("under torchrun or Slurm --out must be given, so that all learners write to one run")
@@ -180,7 +174,8 @@ def _join_world(config: Config, folder: Path, args: argparse.Namespace) -> int:
     received = gather_bytes(resume_at, 32)[0].rstrip(b"\0")
     finished = worker.train_in_world(config, folder, world, int(received) if received else None)
     if world.rank == 0:
-        print(f"{'finished' if finished else 'stopped and saved; go on with --resume'}: {folder}", file=sys.stderr)
+        again = run_directory.resume_command(folder)
+        print(f"finished: {folder}" if finished else f"stopped and saved; go on with:\n  {again}", file=sys.stderr)
     return 0
 
 
@@ -188,7 +183,7 @@ def _prepare(config: Config, folder: Path, args: argparse.Namespace) -> int | No
     """Make the run's directory ready; returns the samples seen at the checkpoint to resume from."""
     from roundelay.training import checkpoint, run_directory
 
-    command = " ".join(["roundelay", *sys.argv[1:]])
+    command = shlex.join(["roundelay", *sys.argv[1:]])
     if args.resume is None:
         run_directory.begin(folder, config, command)
         return None

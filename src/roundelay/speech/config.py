@@ -67,9 +67,17 @@ class SpeechConfig(TaskConfig):
 
 
 def check(config: SpeechConfig) -> None:
-    """Raise ConfigError for settings that cannot work. The corpus is located, but not read."""
+    """Raise ConfigError for settings that cannot work. Needs no data."""
     if config.corpus not in NAMES:
         raise ConfigError(unknown("corpus", config.corpus, NAMES))
+    if config.labels == PDFS and config.states:
+        raise ConfigError(f"settings.states must be 0, since Kaldi's tree defines the states, got {config.states}")
+    if any(speed <= 0 for speed in config.augment.speeds):
+        raise ConfigError(f"settings.augment.speeds must be above 0, got {list(config.augment.speeds)}")
+
+
+def check_data(config: SpeechConfig) -> None:
+    """Raise ConfigError if data that the settings name are not there. The corpus is located, but not read."""
     if config.corpus in NEED_A_FOLDER and not config.data:
         raise ConfigError(f"settings.data is empty; a {config.corpus} corpus needs its folder (--data DIR)")
     if config.data and not Path(config.data).exists():
@@ -83,9 +91,5 @@ def check(config: SpeechConfig) -> None:
         raise ConfigError(
             f"settings.labels must be {', '.join(NAMED_LABELS)} or a folder with phones.ctm, got '{config.labels}'"
         )
-    if config.labels == PDFS and config.states:
-        raise ConfigError(f"settings.states must be 0, since Kaldi's tree defines the states, got {config.states}")
-    if any(speed <= 0 for speed in config.augment.speeds):
-        raise ConfigError(f"settings.augment.speeds must be above 0, got {list(config.augment.speeds)}")
     if config.lm.arpa and not Path(config.lm.arpa).is_file():
         raise ConfigError(f"settings.lm.arpa: there is no file '{config.lm.arpa}'")

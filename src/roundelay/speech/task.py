@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from roundelay.speech.augment import masked
-from roundelay.speech.config import SpeechConfig, check
+from roundelay.speech.config import SpeechConfig, check, check_data
 from roundelay.speech.model import AcousticModel
 from roundelay.speech.prepare import UNLABELLED, Prepared, prepared
 from roundelay.speech.windows import Rows, Whole, Windows, windows_of
@@ -53,6 +53,11 @@ class Speech(Task):
     def check(cls, config: SpeechConfig) -> None:
         """Raise ConfigError for settings that cannot work."""
         check(config)
+
+    @classmethod
+    def check_data(cls, config: SpeechConfig) -> None:
+        """Raise ConfigError if the corpus, the labels or the language model are not there."""
+        check_data(config)
 
     def _windows_of(self, split: str) -> Windows | Whole:
         return windows_of(self.prepared.spans(split), self.config.window)

@@ -73,10 +73,10 @@ def task_class(name: str) -> type[Task]:
     return found
 
 
-def resolve(table: Mapping[str, Any], settings: Iterable[tuple[str, str]] = ()) -> Config:
+def resolve(table: Mapping[str, Any], settings: Iterable[tuple[str, str]] = (), *, data: bool = True) -> Config:
     """The checked configuration of a table, with (key, text) pairs of the command line on top.
 
-    Raises ConfigError for whatever cannot work, before anything is started.
+    Raises ConfigError for any setting that cannot work; with `data`, also if the data that a run needs are not there.
     """
     settings = list(settings)
     values = dict(table) | {key: text for key, text in settings if key == "task"}
@@ -85,7 +85,8 @@ def resolve(table: Mapping[str, Any], settings: Iterable[tuple[str, str]] = ()) 
         values = configuration.assigned(kind, values, key, text)
     config = configuration.read(kind, values)
     check(config)
-    task_class(config.task).check(config.settings)
+    if data:
+        task_class(config.task).check_data(config.settings)
     return config
 
 
@@ -107,6 +108,7 @@ def check(config: Config) -> None:
     from roundelay.errors import StrategyError, TopologyError
     from roundelay.training.build import strategy_of
 
+    task_class(config.task).check(config.settings)
     config.slowness()
     if config.min_learners > config.learners:
         raise ConfigError(f"min_learners {config.min_learners} must not be more than the {config.learners} learners")

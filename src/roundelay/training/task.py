@@ -36,7 +36,11 @@ class Task(ABC):
 
     @classmethod
     def check(cls, config: Any) -> None:  # noqa: ANN401
-        """Raise ConfigError for settings that cannot work, such as a path with no data; asked before learners start."""
+        """Raise ConfigError for settings that cannot work. Called before learners start; must need no data."""
+
+    @classmethod
+    def check_data(cls, config: Any) -> None:  # noqa: ANN401
+        """Raise ConfigError if the data that the settings name are not there. Called before learners start."""
 
     @abstractmethod
     def __len__(self) -> int:

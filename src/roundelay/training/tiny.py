@@ -1,16 +1,17 @@
-"""A task that trains in seconds: handwritten digits, which scikit-learn carries."""
+"""A task that trains in seconds: the handwritten digits of scikit-learn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from roundelay.training.config import at_least
+from roundelay.errors import MissingExtraError
+from roundelay.training.config import at_least, fraction
 from roundelay.training.task import Task, TaskConfig
 
 SPLITS = {"train": slice(0, 1300), "valid": slice(1300, 1550), "test": slice(1550, None)}
@@ -18,14 +19,22 @@ SPLITS = {"train": slice(0, 1300), "valid": slice(1300, 1550), "test": slice(155
 
 @dataclass(frozen=True)
 class DigitsConfig(TaskConfig):
-    """Attributes: hidden, the width of the network; dropout, of its hidden layer."""
+    """Settings of `Digits`.
+
+    Attributes:
+        hidden: width of the hidden layer.
+        dropout: share of the hidden layer that is dropped in training.
+    """
 
     hidden: int = at_least(1, 128)
-    dropout: float = at_least(0.0, 0.1)
+    dropout: float = fraction(0.1)
 
 
 class Digits(Task):
-    """8 x 8 images of digits, a perceptron with one hidden layer."""
+    """Images of 8 x 8 pixels, classified by a perceptron with one hidden layer.
+
+    Raises MissingExtraError if scikit-learn is not installed.
+    """
 
     Config = DigitsConfig
     judged_by = "accuracy"
@@ -33,16 +42,21 @@ class Digits(Task):
 
     def __init__(self, config: DigitsConfig, seed: int) -> None:
         super().__init__(config, seed)
-        digits = load_digits()
+        digits = _digits()
         order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
         self._images = (torch.tensor(digits.data, dtype=torch.float32) / 16)[order]
         self._labels = torch.tensor(digits.target)[order]
+
+    @classmethod
+    def check_data(cls, config: DigitsConfig) -> None:
+        """Raise MissingExtraError if scikit-learn, which has the images, is not installed."""
+        _digits()
 
     def __len__(self) -> int:
         return int(SPLITS["train"].stop)
 
     def module(self) -> nn.Module:
-        """64 - hidden - 10."""
+        """Layers of 64, `hidden` and 10 units."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             hidden = self.config.hidden
@@ -51,17 +65,17 @@ class Digits(Task):
             )
 
     def batch(self, samples: Sequence[int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Images and labels."""
+        """Images (values from 0 to 1) and labels."""
         chosen = torch.tensor(samples)
         return self._images[chosen], self._labels[chosen]
 
     def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Cross-entropy."""
+        """Mean cross-entropy."""
         images, labels = batch
         return cross_entropy(module(images), labels)
 
     def evaluate(self, module: nn.Module, split: str, part: int = 0, parts: int = 1) -> dict[str, float]:
-        """Loss and accuracy."""
+        """Sums of the cross-entropy (loss) and of correct answers (accuracy)."""
         images, labels = (each[SPLITS[split]][part::parts] for each in (self._images, self._labels))
         device = next(module.parameters()).device
         logits = module(images.to(device)).cpu()
@@ -70,3 +84,11 @@ class Digits(Task):
             "loss": float(cross_entropy(logits, labels, reduction="sum")),
             "accuracy": float((logits.argmax(1) == labels).sum()),
         }
+
+
+def _digits() -> Any:  # noqa: ANN401  # scikit-learn has no types
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise MissingExtraError("the recipe tiny", "digits") from None
+    return load_digits()

@@ -45,7 +45,7 @@ class FashionMnist(Classification):
         self.data = FashionMnistData.load(config.data)
 
     @classmethod
-    def check(cls, config: FashionMnistConfig) -> None:
+    def check_data(cls, config: FashionMnistConfig) -> None:
         """Raise DataError unless the files are there."""
         find_fashion_mnist(config.data)
 

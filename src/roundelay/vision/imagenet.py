@@ -63,7 +63,7 @@ class ImageNet(Classification):
             )
 
     @classmethod
-    def check(cls, config: ImageNetConfig) -> None:
+    def check_data(cls, config: ImageNetConfig) -> None:
         """Raise DataError unless there are folders for training and validation."""
         if not config.data:
             raise DataError("ImageNet needs its folder, which has train/ and val/; give it with --data")

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.timeout(PATIENCE_S + 60)
 
 def config_of(strategy="adpsgd", learners=4, epochs=30, **keys):
     """The digits, slowed down so that there is time for faults."""
-    slow = ",".join(f"{learner}:12" for learner in range(learners))
+    slow = ",".join(f"{learner}:6" for learner in range(learners))
     settings = {"strategy": strategy, "learners": learners, "budget.epochs": epochs, "slow": slow} | keys
     return resolve(table_of("tiny"), [(key, str(value)) for key, value in settings.items()])
 
@@ -65,7 +66,7 @@ def test_survivors_of_a_killed_learner_re_form_and_finish(tmp_path, strategy, ca
 
 
 def test_a_frozen_learner_is_dropped_and_comes_back_when_it_wakes(tmp_path):
-    outcome = run_once(config_of(epochs=120), faults(freeze=["1@1:6.5"]), tmp_path / "run")
+    outcome = run_once(config_of(epochs=40), faults(freeze=["1@1:6.5"]), tmp_path / "run")
     assert_nothing_lost(outcome)
     assert events_of(outcome)[:4] == [("dropped", 1), ("recovered", None), ("joined", 1), ("recovered", None)]
     rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if row.get("learner") == 1]
@@ -75,7 +76,7 @@ def test_a_frozen_learner_is_dropped_and_comes_back_when_it_wakes(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["adpsgd", "dpsgd"])
-def test_a_learner_that_is_started_again_takes_its_place(tmp_path, strategy):
+def test_a_learner_that_is_started_again_joins_with_its_old_id(tmp_path, strategy):
     outcome = run_once(config_of(strategy, epochs=150), faults(kill=["2@1"], join=["2@2"]), tmp_path / "run")
     assert_nothing_lost(outcome)
     assert [event for event in events_of(outcome) if event[0] != "recovered"] == [("died", 2), ("joined", 2)]
@@ -83,7 +84,7 @@ def test_a_learner_that_is_started_again_takes_its_place(tmp_path, strategy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["adpsgd", "dpsgd"])
-def test_a_super_learner_whose_member_dies_goes_as_a_whole_and_the_others_finish(tmp_path, strategy):
+def test_a_super_learner_whose_member_dies_is_lost_as_a_whole_and_the_others_finish(tmp_path, strategy):
     outcome = run_once(config_of(strategy, learners=6, epochs=60, group_size=2), faults(kill=["3@1"]), tmp_path / "run")
     assert_nothing_lost(outcome)
     assert sorted(event for event in events_of(outcome) if event[0] == "died") == [("died", 2), ("died", 3)]
@@ -102,7 +103,7 @@ def test_three_of_eight_learners_die(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_happens_a_run_ends_with_every_chunk_used(tmp_path, seed):
+def test_whichever_faults_happen_a_run_ends_with_every_chunk_used(tmp_path, seed):
     draw = random.Random(seed)
     learners = draw.choice([3, 4, 5])
     happening = []
@@ -119,18 +120,23 @@ def test_whatever_happens_a_run_ends_with_every_chunk_used(tmp_path, seed):
     assert_nothing_lost(outcome)
 
 
-def test_with_too_few_learners_left_the_run_is_saved_and_stopped(tmp_path):
-    outcome = run_once(config_of(learners=3, min_learners=3), faults(kill=["0@1"]), tmp_path / "run")
+def test_with_too_few_learners_left_the_run_is_saved_and_the_printed_command_resumes_it(tmp_path, capfd):
+    outcome = run_once(config_of(learners=3, epochs=12, min_learners=3), faults(kill=["0@1"]), tmp_path / "run")
     assert outcome["exit_code"] == 1
     assert not outcome["finished"]
     (stopping,) = [event for event in outcome["events"] if event["event"] == "stopping"]
     assert stopping["reason"] == "2 learners live, fewer than the 3 that the run needs"
     saved = max((tmp_path / "run" / "checkpoints").glob("*/manifest.json"))
     assert {each["learner"] for each in json.loads(saved.read_text())["files"]} >= {1, 2}
+    *_, printed = capfd.readouterr().err.splitlines()
+    program, *words = shlex.split(printed)
+    assert program == "roundelay"
+    with Command(*words) as resumed:
+        assert "finished in" in resumed.finished()
 
 
 class Command:
-    """`roundelay ...` in the background, ended with the block."""
+    """`roundelay ...` in the background; it is ended when the block ends."""
 
     def __init__(self, *words, **variables):
         self.process = subprocess.Popen(
@@ -174,8 +180,8 @@ def learners_of(folder):
 
 def test_a_learner_joins_a_run_under_way_by_one_command(tmp_path):
     folder = tmp_path / "run"
-    slow = "0:12,1:12"
-    with Command("train", "tiny", "--learners", 2, "--slow", slow, "--epochs", 80, "--out", folder) as training:
+    slow = "0:8,1:8"
+    with Command("train", "tiny", "--learners", 2, "--slow", slow, "--epochs", 50, "--out", folder) as training:
         wait_for(lambda: learners_of(folder) == {0, 1}, "training")
         with Command("train", "--join", folder) as joining:
             wait_for(lambda: learners_of(folder) == {0, 1, 2}, "third learner")
@@ -186,7 +192,7 @@ def test_a_learner_joins_a_run_under_way_by_one_command(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tls", [False, True])
-def test_a_rendezvous_that_is_killed_and_started_again_is_rebuilt_from_its_learners(tmp_path, tls):
+def test_a_rendezvous_that_is_killed_and_started_again_rebuilds_its_state_from_the_learners(tmp_path, tls):
     folder, secret = tmp_path / "run", {"ROUNDELAY_SECRET": "5e" * 32}
     more = ["--tls", tmp_path / "certificate"] if tls else []
     with Command("rendezvous", "--port", 0, *more, **secret) as first:
@@ -200,7 +206,7 @@ def test_a_rendezvous_that_is_killed_and_started_again_is_rebuilt_from_its_learn
             first.process.wait()
             steps = len((folder / "metrics.jsonl").read_text())
             time.sleep(3)
-            assert len((folder / "metrics.jsonl").read_text()) > steps  # they go on without
+            assert len((folder / "metrics.jsonl").read_text()) > steps  # they go on without it
             with Command("rendezvous", "--port", port, *more, **secret):
                 training.finished()
     said = "".join(path.read_text() for path in (folder / "logs").glob("*.log"))
@@ -210,13 +216,13 @@ def test_a_rendezvous_that_is_killed_and_started_again_is_rebuilt_from_its_learn
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["adpsgd", "dpsgd"])
-def test_learners_of_several_machines_meet_at_a_rendezvous(tmp_path, strategy):
-    """Every machine has an address of its own, all of them on the loopback."""
+def test_learners_of_several_machines_find_each_other_at_a_rendezvous(tmp_path, strategy):
+    """Every machine is an address of its own on the loopback interface."""
     folder, secret = tmp_path / "run", tmp_path / "secret"
     secret.write_text("5e" * 32)
     common = ["--secret-file", secret, *(["--open-collectives"] if strategy == "dpsgd" else [])]
-    with Command("rendezvous", "--host", "127.0.0.2", "--port", 0, *common) as meeting:
-        address = re.fullmatch(r"rendezvous: (.*)\n", meeting.process.stdout.readline())[1]
+    with Command("rendezvous", "--host", "127.0.0.2", "--port", 0, *common) as rendezvous:
+        address = re.fullmatch(r"rendezvous: (.*)\n", rendezvous.process.stdout.readline())[1]
         options = ["--learners", 3, "--strategy", strategy, "--rendezvous", address, "--out", folder, *common]
         with (
             Command("train", "tiny", *options, "--here", 2, "--host", "127.0.0.3") as one,
@@ -228,15 +234,15 @@ def test_learners_of_several_machines_meet_at_a_rendezvous(tmp_path, strategy):
 
 
 @pytest.mark.slow
-def test_a_stranger_cannot_join(tmp_path):
+def test_a_process_without_the_secret_cannot_join(tmp_path):
     folder = tmp_path / "run"
     with Command("train", "tiny", "--learners", 2, "--slow", "0:12,1:12", "--epochs", 30, "--out", folder) as training:
         wait_for(lambda: learners_of(folder) == {0, 1}, "training")
         address = json.loads((folder / "rendezvous.json").read_text())["address"]
-        stranger = Command("train", "--join", address, ROUNDELAY_SECRET="00" * 32)
-        with stranger:
-            said, _ = stranger.process.communicate(timeout=PATIENCE_S)
-        assert stranger.process.returncode == 2
+        outsider = Command("train", "--join", address, ROUNDELAY_SECRET="00" * 32)
+        with outsider:
+            said, _ = outsider.process.communicate(timeout=PATIENCE_S)
+        assert outsider.process.returncode == 2
         assert "does not know this run's secret" in said or "cannot join" in said
         training.finished()
     assert learners_of(folder) == {0, 1}

@@ -12,7 +12,7 @@ from roundelay.clock import VirtualClock
 from roundelay.errors import ConfigError
 from roundelay.planning import Cluster, cluster as cluster_module
 from roundelay.planning.cost import MAX_LEAD, StepCost
-from roundelay.planning.models import MODELS, step_cost
+from roundelay.planning.models import MODELS, PAIR_WEIGHT, step_cost
 from roundelay.simulation.learners import seconds_per_step, step_starts
 from roundelay.simulation.network import ModelledNetwork
 from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, SuperLearner
@@ -201,9 +201,13 @@ class TestModels:
         assert MODELS["delay-by-one"].variance(complete(8), 1.0) == pytest.approx(7 / 8)
 
     def test_pairs_on_a_random_ring_have_a_closed_form(self):
-        # 8 pairs between two steps, each with E[W^T W] = I - L / (2 |E|) on the complete graph: factor 1 - 1/7 each.
-        assert MODELS["adpsgd"].variance(random_ring(8), 1.0) == pytest.approx(7 / 8 / (1 - (6 / 7) ** 8))
-        assert MODELS["adpsgd"].variance(complete(8), 1.0) == pytest.approx(7 / 8 / (1 - (6 / 7) ** 8))
+        # 8 pairs between two steps, each with E[W^T W] = I - 2w(1-w) L / |E|, w = 1/3, on the complete graph: 1 - 8/63 each.
+        expected = 7 / 8 / (1 - (1 - 8 / 63) ** 8)
+        assert MODELS["adpsgd"].variance(random_ring(8), 1.0) == pytest.approx(expected)
+        assert MODELS["adpsgd"].variance(complete(8), 1.0) == pytest.approx(expected)
+
+    def test_a_pair_moves_as_in_the_strategy(self):
+        assert PAIR_WEIGHT == pair_average.WEIGHT
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError, TopologyError
 from roundelay.simulation import run
 from roundelay.strategies import ADPSGD
-from roundelay.topology import complete, random_ring, ring, star
+from roundelay.topology import complete, random_ring, ring, spectral_gap, star
 from roundelay.transport.heartbeats import SILENT_AFTER_S
 from roundelay.transport.solo import SoloTransport
 from roundelay.weights.replica import Replica
@@ -81,17 +81,49 @@ def test_without_gradients_exchanges_keep_the_mean_and_shrink_the_spread(topolog
     assert after.std(0).max() < 1e-3 * before.std(0).max()
 
 
-def test_one_exchange_is_the_mean_of_two():
-    """d = s_i - x_j: the caller ends at x_i - d/2, the other at x_j + d/2."""
+def live(learners):
+    return np.stack([np.concatenate([v.numpy() for v in learner.strategy.weights().views]) for learner in learners])
+
+
+def test_an_exchange_moves_both_ends_by_a_third_of_their_difference():
     clock, _, learners = world([ADPSGD(ring(2)) for _ in range(2)], lr=0.0, compute_s=lambda r, k: [1.0, 9.0][r])
     scatter(learners)
     before = weights(learners)
     for learner in learners:
         clock.spawn(learner.process(1))
     clock.run(until=2.0)
-    live = np.stack([np.concatenate([v.numpy() for v in learner.strategy.weights().views]) for learner in learners])
-    np.testing.assert_allclose(live, np.tile(before.mean(0), (2, 1)), rtol=0, atol=1e-15)
+    W = np.array([[2, 1], [1, 2]]) / 3
+    np.testing.assert_allclose(live(learners), W @ before, rtol=0, atol=1e-15)
     assert np.array_equal(weights(learners)[1], before[1]), "working weights never change while a gradient is computed"
+
+
+@pytest.mark.parametrize("size", [4, 6, 16])
+def test_in_lockstep_on_a_ring_exchanges_are_the_papers_matrix(size):
+    """Every learner calls its successor while its predecessor calls it, so a step is W = ring(n), 1/3 each."""
+    clock, _, learners = world([ADPSGD(ring(size)) for _ in range(size)], lr=0.0, latency_s=0.1)
+    scatter(learners)
+    before = weights(learners)
+    for learner in learners:
+        clock.spawn(learner.process(10**6))
+    W = ring(size).matrix()
+    for step in range(1, 7):
+        clock.run(until=step + 0.5)
+        expected = np.linalg.matrix_power(W, step) @ before
+        np.testing.assert_allclose(live(learners), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_in_lockstep_the_consensus_error_falls_at_least_as_fast_as_the_ring_says(size):
+    clock, _, learners = world([ADPSGD(ring(size)) for _ in range(size)], lr=0.0, latency_s=0.1)
+    scatter(learners)
+    before = weights(learners)
+    for learner in learners:
+        clock.spawn(learner.process(10**6))
+    steps = 40
+    clock.run(until=steps + 0.5)
+    gap = spectral_gap(ring(size))
+    error = np.linalg.norm(live(learners) - before.mean(0))
+    assert error <= (1 - gap) ** steps * np.linalg.norm(before - before.mean(0)) * (1 + 1e-9)
 
 
 def test_equal_seeds_give_equal_bits():

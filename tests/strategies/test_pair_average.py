@@ -34,7 +34,7 @@ small = st.floats(-1e3, 1e3, width=32).map(lambda value: value if abs(value) > 1
 
 
 @given(st.lists(st.tuples(small, small), min_size=1, max_size=50), st.sampled_from([2**18, 7]))
-def test_two_that_meet_add_and_subtract_half_of_what_numpy_says_they_differ_by(pairs, piece):
+def test_both_ends_apply_the_very_correction_that_numpy_computes(pairs, piece):
     s, x = np.array(pairs, np.float32).T
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pair_average, "PIECE", piece)
@@ -42,10 +42,10 @@ def test_two_that_meet_add_and_subtract_half_of_what_numpy_says_they_differ_by(p
         request, reply = packed(caller), torch.zeros_like(caller.flat.storage)
         answering.answer(0, request, reply)
         caller.take(1, reply)
-    d = s - x
-    np.testing.assert_array_equal(values_of(answering), x + d / 2)
-    np.testing.assert_array_equal(values_of(caller), s - d / 2)
-    assert caller.norm2(1, reply) == pytest.approx(float(np.square(d, dtype=np.float64).sum()), rel=1e-5)
+    c = (s - x) * np.float32(1 / 3)
+    np.testing.assert_array_equal(values_of(answering), x + c)
+    np.testing.assert_array_equal(values_of(caller), s - c)
+    assert caller.norm2(1, reply) == pytest.approx(float(np.square(s - x, dtype=np.float64).sum()), rel=1e-5, abs=1e-40)
     answering.undo(0, reply)
     np.testing.assert_allclose(values_of(answering), x, rtol=0, atol=1e-3)
 
@@ -61,7 +61,7 @@ def test_what_was_added_before_a_bad_piece_came_is_taken_back(monkeypatch):
         weights.answer(1, request, request)
     np.testing.assert_allclose(values_of(weights), before, rtol=0, atol=1e-7)
     weights.answer(1, good, good)
-    np.testing.assert_allclose(values_of(weights), before + 0.5, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(values_of(weights), before + 1 / 3, rtol=0, atol=1e-6)
 
 
 def test_weights_of_another_model_are_refused():

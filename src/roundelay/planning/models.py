@@ -13,6 +13,8 @@ from roundelay.planning.cost import CostModel, StepCost
 from roundelay.topology.mixing import SAMPLED_ROUNDS, Mixing, RelabelledMixing
 from roundelay.topology.spectrum import spectrum
 
+PAIR_WEIGHT = 1 / 3  # as in strategies/pair_average.py, which imports torch; a test compares the two
+
 
 @dataclass(frozen=True)
 class Model:
@@ -54,19 +56,23 @@ def _of_mixing(mixing: Mixing, exchanges_per_step: float) -> float | None:
 
 
 def _of_pairs(mixing: Mixing, exchanges_per_step: float) -> float | None:
-    r"""Variance if n e pairs, drawn from the edges E, average between two steps: $E[W^T W] = I - L / (2 |E|)$ per pair."""
+    r"""Variance if n e pairs, drawn from the edges E, average between two steps.
+
+    A pair that moves by w has $E[W^T W] = I - 2w(1-w) L / |E|$, with the Laplacian L.
+    """
     n = mixing.size
     if n == 1:
         return 0.0
+    contraction = 4 * PAIR_WEIGHT * (1 - PAIR_WEIGHT)  # adjacency.sum() below is 2 |E|
     if isinstance(mixing, RelabelledMixing):
-        factors = np.full(n - 1, 1 - 1 / (n - 1))
+        factors = np.full(n - 1, 1 - contraction / (n - 1))
     else:
         adjacency = np.zeros((n, n))
         for round in range(mixing.period or SAMPLED_ROUNDS):
             ranks, peers, _ = mixing.entries(round)
             adjacency[ranks, peers] += ranks != peers
         laplacian = np.diag(adjacency.sum(axis=1)) - adjacency
-        factors = 1 - np.linalg.eigvalsh(laplacian)[1:] / adjacency.sum()
+        factors = 1 - contraction * np.linalg.eigvalsh(laplacian)[1:] / adjacency.sum()
     rho = np.clip(factors, 0, 1) ** (n * exchanges_per_step)
     return float((1 / (1 - rho)).sum() / n) if rho.max() < 1 - 1e-12 else None
 

@@ -45,8 +45,8 @@ class ADPSGD(Strategy):
     An exchange averages two learners in difference form, see `PairAverage`: the sum over all learners is conserved,
     whatever steps are taken meanwhile.
 
-    Extra memory: live weights, the difference, and (unless the peers share memory) the request being served. An exchange
-    with a silent peer is set aside; then there is a second difference.
+    Extra memory: live weights, the correction, and (unless the peers share memory) the request being served. An exchange
+    with a silent peer is set aside; then there is a second correction.
 
     Args:
         topology: a name, a graph file, `module:function`, or a function from the number of learners to a Mixing. Its
@@ -54,7 +54,7 @@ class ADPSGD(Strategy):
             successor in the permutation of this round.
         max_lead: own steps since the last finished exchange, own or served, after which a learner waits for one.
         wire: "bfloat16" or "float16" halves what travels between machines; None sends weights as they are. Both ends apply
-            the same rounded difference, so the sum is conserved all the same.
+            the same rounded correction, so the sum is conserved all the same.
     """
 
     synchronous = False
@@ -87,7 +87,7 @@ class ADPSGD(Strategy):
         self._partners.use(mixing_over(self._family, membership), membership)
         self._live = PairAverage(replica.flat(transport.allocate), WIRE_DTYPES[self.wire] if self.wire else None)
         self._request = Request(self._live.flat.storage, self._live.pack)
-        self._differences = [self._new_difference()]  # that no exchange uses
+        self._corrections = [self._new_correction()]  # that no exchange uses
         self._exchange = self._aside = _Exchange()  # the last one; one with a silent peer
         self._counts = ExchangeCounts()
         self._disagreement2 = 0.0
@@ -95,7 +95,7 @@ class ADPSGD(Strategy):
         transport.layout = self._live.wire_layout.code
         transport.serve(self._answer, self._undo)
 
-    def _new_difference(self) -> Flat:
+    def _new_correction(self) -> Flat:
         return Flat(self._live.flat.views, self.transport.allocate)
 
     def reform(self, membership: Membership) -> None:
@@ -154,20 +154,20 @@ class ADPSGD(Strategy):
             return False
         self._counts.call_started(peer)
         exchange = self._exchange = _Exchange(peer, Future())
-        difference = self._differences.pop() if self._differences else self._new_difference()
-        reply = self.transport.call(peer, difference.storage, self._request)
-        reply.add_done_callback(lambda reply: self._replied(reply, exchange, difference))
+        correction = self._corrections.pop() if self._corrections else self._new_correction()
+        reply = self.transport.call(peer, correction.storage, self._request)
+        reply.add_done_callback(lambda reply: self._replied(reply, exchange, correction))
         return True
 
-    def _replied(self, reply: Future[Tensor], exchange: _Exchange, difference: Flat) -> None:
-        """x_i <- x_i - d/2. In a thread of the transport, or on the virtual clock."""
+    def _replied(self, reply: Future[Tensor], exchange: _Exchange, correction: Flat) -> None:
+        """x_i <- x_i - c. In a thread of the transport, or on the virtual clock."""
         reusable = True
         try:
             self._apply(exchange.peer, reply.result())
         except RefusedError as error:
             self._counts.failed += 1
             if error.reason == NON_FINITE:
-                self._live.stop_narrowing()  # the difference may be too large for the wire dtype
+                self._live.stop_narrowing()  # the correction may be too large for the wire dtype
             if reply.exception() is None:
                 self.transport.refused.count(error.reason, f"a reply of learner {error.peer}")
         except PeerLostError as error:
@@ -177,9 +177,9 @@ class ADPSGD(Strategy):
         except BaseException as error:  # a future swallows what its callbacks raise: the next step raises this
             self._failure = error
         if reusable:
-            self._differences.append(difference)
+            self._corrections.append(correction)
         else:
-            self.transport.free(difference.storage)
+            self.transport.free(correction.storage)
         exchange.over.set_result(None)
 
     def _apply(self, peer: int, reply: Tensor) -> None:
@@ -191,14 +191,14 @@ class ADPSGD(Strategy):
             self._disagreement2 = self._live.norm2(peer, reply)
 
     def _answer(self, peer: int, request: Tensor, reply: Tensor) -> None:
-        """x_j <- x_j + d/2. In a thread of the transport."""
+        """x_j <- x_j + c. In a thread of the transport."""
         self._live.answer(peer, request, reply)
         with self._live.lock:
             self._counts.served += 1
             self._counts.exchanged()
 
     def _undo(self, peer: int, reply: Tensor) -> None:
-        """The caller never got d: taking d/2 back conserves the sum."""
+        """The caller never got c: taking c back conserves the sum."""
         self._live.undo(peer, reply)
         with self._live.lock:
             self._counts.served -= 1

@@ -62,7 +62,7 @@ class Row:
     @property
     def name(self) -> str:
         """Strategy, topology, transport and wire in short form."""
-        through = ", ".join(filter(None, (self.transport, self.wire)))
+        through = " ".join(filter(None, (self.transport, self.wire)))
         return " ".join(filter(None, (self.strategy, self.topology, f"({through})" if through else None)))
 
 

@@ -130,7 +130,7 @@ def _table(rows: list[Row]) -> Table:
     slow = f", one learner {rows[0].slow:g} times slower" if rows[0].slow > 1 else ""
     table = new_table(f"steps per second of all learners, medians{slow}")
     table.add_column("strategy", no_wrap=True)
-    for heading in ("size", "steps/s", "/none", "/DDP", "/ideal", "exch."):
+    for heading in ("size", "steps/s", "/none", "/DDP", "/ideal", "exch"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         ratios = [f"{value:.2f}" for value in (row.ratio_to_none, row.ratio_to_ddp, row.ratio_to_ideal)]

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from roundelay.cli import main
-from roundelay.training import checkpoint
+from roundelay.training import checkpoint, recipes
 from roundelay.weights.serialization import read_state
 
 PATIENCE_S = 240.0
@@ -131,20 +132,60 @@ def test_a_flipped_byte_is_refused_by_name_and_the_previous_checkpoint_offered(k
     assert checkpoint.choose(folder / "checkpoints", first.samples_seen).samples_seen == first.samples_seen
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
-def test_a_signal_ends_a_run_with_a_checkpoint_and_the_way_to_go_on(tmp_path, number, code):
-    folder = tmp_path / "run"
-    with started(folder, *RUN, "--strategy", "adpsgd", "--slow", "0:30,1:30,2:30,3:30") as process:
-        wait_for_checkpoints(folder, 1, process)
-        process.send_signal(number)
-        _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == code, said
+def stopped(process: subprocess.Popen[str], number: signal.Signals) -> str:
+    """Send a signal; the command that the run prints when it has ended."""
+    process.send_signal(number)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 128 + number, said
     assert "stopped and saved; go on with:" in said
-    assert "--resume" in said
+    return said.rstrip("\n").rpartition("\n")[2].strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_ends_a_run_with_a_checkpoint_and_a_command_that_runs_as_printed(tmp_path, monkeypatch, number):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("my run")
+    with started(folder, *RUN, "--strategy", "adpsgd", "--slow", "0:20,1:20,2:20,3:20") as process:
+        wait_for_checkpoints(folder, 1, process)
+        printed = stopped(process, number)
     newest = checkpoint.choose(folder / "checkpoints")
+    saved = len(checkpoint.complete(folder / "checkpoints"))
     assert sorted(newest.files) == [0, 1, 2, 3]
+    assert printed == "roundelay train --out 'my run' --resume"
+    with started(folder, "--resume", str(newest.samples_seen)) as process:  # the number is not printed again
+        wait_for_checkpoints(folder, saved + 1, process)
+        assert stopped(process, number) == printed
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    ended = subprocess.run(
+        printed,
+        shell=True,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((folder / "results.json").read_text())["finished"]
+
+
+def test_a_graph_file_and_a_strategy_class_of_the_users_own_are_as_good_as_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("square.edgelist").write_text("0 1\n1 2\n2 3\n3 0\n")
+    Path("my_strategy.py").write_text("import roundelay\n\nclass Mine(roundelay.DPSGD):\n    pass\n")
+    assert main(["topology", "square.edgelist"]) == 0
+    ended = train(Path("run"), "--epochs", "1", "--topology", "square.edgelist", "--strategy", "my_strategy:Mine")
+    assert ended.returncode == 0, ended.stderr
+    ended = train(Path("other"), "--topology", "square.edgelist", "--learners", "3")
+    assert ended.returncode == 2
+    assert "is for 4 learners, but 3 are here" in ended.stderr
+
+
+@pytest.mark.parametrize("recipe", sorted(recipes.built_in()))
+def test_the_configuration_of_a_recipe_is_shown_without_its_data(recipe, monkeypatch, capsys):
+    monkeypatch.delenv("ROUNDELAY_DATA", raising=False)
+    assert main(["train", recipe, "--show-config"]) == 0
+    assert recipes.from_table(tomllib.loads(capsys.readouterr().out)).task
 
 
 def test_a_learner_that_dies_does_not_take_an_asynchronous_run_down(tmp_path):

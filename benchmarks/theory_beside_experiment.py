@@ -30,6 +30,7 @@ from roundelay.simulation import StackedLearners, VirtualLearner, start
 from roundelay.simulation.network import Links, ModelledNetwork
 from roundelay.simulation.stacked import StackedDelayByOne, StackedDPSGD, StackedStrategy
 from roundelay.strategies import ADPSGD
+from roundelay.strategies.pair_average import WEIGHT
 from roundelay.topology import Mixing, complete, random_ring, ring, spectrum, stability_bound
 
 SIZES = (4, 8, 16, 32)
@@ -38,20 +39,22 @@ GROWN = 1e3  # weights that have grown to this size are unstable
 
 
 def exchanged_at_once(size: int) -> float:
-    r"""Stationary variance, in $(\alpha\sigma)^2$, if every step is followed at once by an average with a random peer.
+    r"""Stationary variance, in $(\alpha\sigma)^2$, if every step is followed at once by an exchange with a random peer.
 
-    With S the sum of squared distances from consensus, a step adds $1 - 1/n$. The average of i, whose noise is fresh, with j
-    removes $\tfrac12 E|x_i - x_j|^2 = \frac{S}{n-1} + \tfrac12$. They balance at $S/n = \frac{n-1}{n}(\tfrac12 - \tfrac1n)$.
+    With S the sum of squared distances from consensus, a step adds $1 - 1/n$. An exchange of i, whose noise is fresh, with j
+    moves both ends by w of their difference and removes $2w(1-w) E|x_i - x_j|^2 = 2w(1-w)(\frac{2S}{n-1} + 1)$. They balance at
+    $\frac Sn = \frac{n-1}{2n}(\frac{1 - 1/n}{2w(1-w)} - 1)$.
     """
-    return (size - 1) / size * (1 / 2 - 1 / size)
+    return (size - 1) / (2 * size) * ((1 - 1 / size) / (2 * WEIGHT * (1 - WEIGHT)) - 1)
 
 
 def exchanged_at_random(size: int, exchanges_per_step: float) -> float:
-    r"""Stationary variance if random pairs average at random times, e times per learner and step: $(\frac{n-1}{n})^2 / e$.
+    r"""Stationary variance if random pairs exchange at random times, e times per learner and step.
 
-    It leaves out that weights are old when they arrive over a slow link, so it is what staleness is compared with.
+    It is $(\frac{n-1}{n})^2 / (4w(1-w)e)$. It leaves out that weights are old when they arrive over a slow link, so it is what
+    staleness is compared with.
     """
-    return ((size - 1) / size) ** 2 / exchanges_per_step
+    return ((size - 1) / size) ** 2 / (4 * WEIGHT * (1 - WEIGHT) * exchanges_per_step)
 
 
 def dpsgd_variance(mixing: Mixing, dimensions: int, rounds: int, seed: int) -> float:

@@ -110,7 +110,7 @@ def test_asynchronous_learners_finish_after_any_death(schedule, topology, victim
     _, learners = run("adpsgd", schedule, topology, kill={victim: at})
     for rank, learner in enumerate(learners):
         if rank != victim:
-            assert learner.strategy._steps == schedule["steps"][rank]
+            assert learner.strategy._counts.steps == schedule["steps"][rank]
 
 
 @pytest.mark.parametrize("name", ["allreduce", "dpsgd", "delay-by-one"])

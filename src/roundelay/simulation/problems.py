@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from roundelay.errors import MissingExtraError
+from roundelay.training.tiny import digits_dataset
 
 Examples = tuple[Tensor, Tensor]
 
@@ -77,12 +77,8 @@ def digits() -> Problem:
 
     Raises MissingExtraError if scikit-learn is not installed.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingExtraError("the digits problem", "digits") from error
-    images, labels = load_digits(return_X_y=True)
-    x = torch.tensor(images, dtype=torch.float32) / 16
-    y = torch.tensor(labels, dtype=torch.int64)
+    found = digits_dataset()
+    x = torch.tensor(found.data, dtype=torch.float32) / 16
+    y = torch.tensor(found.target, dtype=torch.int64)
     held_out = torch.arange(len(y)) % 6 == 5
     return Problem((x[~held_out], y[~held_out]), (x[held_out], y[held_out]), hidden=(32,))

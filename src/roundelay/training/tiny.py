@@ -42,7 +42,7 @@ class Digits(Task):
 
     def __init__(self, config: DigitsConfig, seed: int) -> None:
         super().__init__(config, seed)
-        digits = _digits()
+        digits = digits_dataset()
         order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
         self._images = (torch.tensor(digits.data, dtype=torch.float32) / 16)[order]
         self._labels = torch.tensor(digits.target)[order]
@@ -50,7 +50,7 @@ class Digits(Task):
     @classmethod
     def check_data(cls, config: DigitsConfig) -> None:
         """Raise MissingExtraError if scikit-learn, which has the images, is not installed."""
-        _digits()
+        digits_dataset()
 
     def __len__(self) -> int:
         return int(SPLITS["train"].stop)
@@ -86,9 +86,10 @@ class Digits(Task):
         }
 
 
-def _digits() -> Any:  # noqa: ANN401  # scikit-learn has no types
+def digits_dataset() -> Any:  # noqa: ANN401  # scikit-learn has no types
+    """1797 handwritten digits of 8 x 8 pixels: `data` (1797, 64) with values from 0 to 16, and `target`, the labels."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise MissingExtraError("the recipe tiny", "digits") from None
+        raise MissingExtraError("the digits dataset", "digits") from None
     return load_digits()

@@ -83,12 +83,13 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(results | {"run": str(folder)}, indent=2))
         return
-    table = new_table(f"{results['samples']:,} samples in {results['elapsed_s']:.4g} virtual seconds")
+    table = new_table("mean model")
     for heading in ("split", *results["valid"]):
         table.add_column(heading, justify="left" if heading == "split" else "right")
     for split in ("valid", "test"):
         table.add_row(split, *(text(value) for value in results[split].values()))
     show(table)
+    print(f"{results['samples']:,} samples in {results['elapsed_s']:.4g} virtual seconds")
     print(f"run: {folder}")
 
 

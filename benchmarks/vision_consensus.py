@@ -17,7 +17,7 @@ from torch import Tensor
 
 from roundelay.training.checkpoint import choose
 from roundelay.training.evaluator import evaluating
-from roundelay.training.run_result import SPLITS, FinishedRun
+from roundelay.training.run_result import SPLITS, RunResult
 from roundelay.weights.average import mean_module, mean_tree
 from roundelay.weights.serialization import read_state
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--samples-seen", type=int, help="of the checkpoint (default: the last)")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    run = FinishedRun.read(arguments.run)
+    run = RunResult.read(arguments.run)
     task, last = run.task(), choose(arguments.run / "checkpoints", arguments.samples_seen)
     learners: dict[int, Module] = {rank: read_state(last.path(rank))["module"] for rank in sorted(last.files)}
     figures: dict[str, dict[str, float]] = {}

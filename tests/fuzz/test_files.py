@@ -15,7 +15,7 @@ from hypothesis import example, given, settings, strategies as st
 from safetensors.torch import save
 
 from roundelay.errors import CheckpointError, ConfigError, RoundelayError
-from roundelay.training import checkpoint, config, recipes
+from roundelay.training import checkpoint, config_table, recipes
 from roundelay.training.checkpoint import Checkpoints
 from roundelay.training.config import Config
 from roundelay.weights import serialization
@@ -167,7 +167,7 @@ def test_any_entries_of_a_manifest_are_read_or_refused(entries):
 def test_a_manifest_leads_nowhere_else(name, tmp_path):
     entry = ENTRY | {"file": name}
     (tmp_path / "manifest.json").write_text(json.dumps(MANIFEST | {"files": [entry]}))
-    with pytest.raises(CheckpointError, match="no name of a file beside the manifest"):
+    with pytest.raises(CheckpointError, match="not the name of a file beside the manifest"):
         checkpoint._read_manifest(tmp_path / "manifest.json")
 
 
@@ -189,7 +189,7 @@ def test_any_bytes_are_the_best_place_or_none(data):
 
 # Configurations --------------------------------------------------------------------------------------------------------
 
-TOML = config.to_toml({"task": "m:T", "learners": 4, "data": {"batch": 3}, "optimizer": {"lr": 0.1}}).encode()
+TOML = config_table.to_toml({"task": "m:T", "learners": 4, "data": {"batch": 3}, "optimizer": {"lr": 0.1}}).encode()
 
 
 @MANY
@@ -204,7 +204,7 @@ TOML = config.to_toml({"task": "m:T", "learners": 4, "data": {"batch": 3}, "opti
 def test_any_bytes_are_a_configuration_or_a_config_error(data):
     path = written(data, "config.toml")
     try:
-        config.read(Config, recipes.read_toml(path))
+        config_table.read(Config, recipes.read_toml(path))
     except ConfigError:
         pass
     finally:
@@ -227,11 +227,11 @@ tables = st.dictionaries(
 @example({"task": "m:T", "slow": "0:nan"})
 def test_any_table_is_a_configuration_or_a_config_error(table):
     try:
-        found = config.read(Config, table)
+        found = config_table.read(Config, table)
         found.slowness()
     except ConfigError:
         return
-    assert config.read(Config, recipes.as_table(found)) == found
+    assert config_table.read(Config, recipes.as_table(found)) == found
 
 
 @MANY
@@ -266,4 +266,4 @@ def test_any_text_is_a_task_or_our_own_error(name):
 @example("data.batch.more", "x")
 def test_any_assignment_is_understood_or_a_config_error(key, text):
     with contextlib.suppress(ConfigError):
-        config.read(Config, config.assigned(Config, {"task": "m:T"}, key, text))
+        config_table.read(Config, config_table.assigned(Config, {"task": "m:T"}, key, text))

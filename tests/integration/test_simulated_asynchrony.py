@@ -22,7 +22,7 @@ from roundelay.simulation.compute import measured
 from roundelay.simulation.network import Links
 from roundelay.simulation.recipe import SimulatedRun
 from roundelay.training import recipes
-from roundelay.training.config import to_toml
+from roundelay.training.config_table import to_toml
 from roundelay.training.metrics import Row, read_rows
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -18,7 +18,7 @@ from roundelay.training import recipes
 from roundelay.training.checkpoint import complete
 from roundelay.training.config import Config
 from roundelay.training.metrics import read_rows
-from roundelay.training.run_result import FinishedRun
+from roundelay.training.run_result import RunResult
 from roundelay.weights.serialization import read_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,7 +48,7 @@ def test_every_strategy_learns_and_leaves_a_run_that_can_be_read(tmp_path, strat
     rows = list(read_rows(tmp_path / "run" / "metrics.jsonl"))
     assert {row["kind"] for row in rows} == {"learner", "evaluation"}
     assert {row["learner"] for row in rows if row["kind"] == "learner"} == {0, 1, 2, 3}
-    again = FinishedRun.read(tmp_path / "run").figures("test")
+    again = RunResult.read(tmp_path / "run").figures("test")
     assert again["loss"] == pytest.approx(results["test"]["loss"], rel=1e-5)
 
 

@@ -20,7 +20,7 @@ from roundelay.speech.decode import Scales
 from roundelay.speech.recognise import Recogniser
 from roundelay.speech.segments import read_ctm
 from roundelay.speech.task import Speech
-from roundelay.training.run_result import FinishedRun
+from roundelay.training.run_result import RunResult
 
 pytestmark = pytest.mark.usefixtures("tones_cache")
 
@@ -70,7 +70,7 @@ def test_scales_are_tuned_on_the_validation_split_once(tones_run, capsys, monkey
     kept = json.loads((tones_run / "recogniser" / "scales.json").read_text())
     assert kept["scales"] == figures["scales"]
     monkeypatch.setattr("roundelay.speech.recognise.tuned", lambda *_: pytest.fail("tuned again"))
-    Recogniser.of_run(FinishedRun.read(tones_run))
+    Recogniser.of_run(RunResult.read(tones_run))
 
 
 def test_a_new_network_tunes_its_scales_again(tones_run, tones_folder, tmp_path):
@@ -91,7 +91,7 @@ def test_likelihoods_in_several_batches_give_the_same_words(tones_run, capsys, m
 
 
 def test_audio_with_another_number_of_features_than_the_network_is_refused(tones_run):
-    recogniser = Recogniser.of_run(FinishedRun.read(tones_run))
+    recogniser = Recogniser.of_run(RunResult.read(tones_run))
     with pytest.raises(DataError, match="'u1' has 13 features a frame, and the network was trained on 120"):
         recogniser.recognised({"u1": np.zeros((30, 13), np.float32)})
 
@@ -161,7 +161,7 @@ def test_a_run_without_its_corpus_and_without_tuned_scales_uses_the_default_scal
     described = json.loads(path.read_text())
     described["settings"]["data"] = str(tmp_path / "nowhere")
     path.write_text(json.dumps(described))
-    assert Recogniser.of_run(FinishedRun.read(moved)).scales == Scales()
+    assert Recogniser.of_run(RunResult.read(moved)).scales == Scales()
     assert "using the default scales" in caplog.text
 
 
@@ -191,12 +191,12 @@ def test_runs_of_other_tasks_are_judged_by_their_own_figures(tmp_path, capsys):
     with pytest.raises(ConfigError, match="--corpus is for runs of speech"):
         figures_of(capsys, tmp_path / "run", "--corpus", tmp_path)
     with pytest.raises(ConfigError, match="not a run of speech recognition, but of Digits"):
-        Recogniser.of_run(FinishedRun.read(tmp_path / "run"))
+        Recogniser.of_run(RunResult.read(tmp_path / "run"))
 
 
 def test_a_folder_without_a_finished_run_is_refused(tmp_path, tones_run):
     with pytest.raises(ConfigError, match="holds no run"):
-        FinishedRun.read(tmp_path)
+        RunResult.read(tmp_path)
     shutil.copy(tones_run / "config.toml", tmp_path)
     with pytest.raises(ConfigError, match="is not finished"):
-        FinishedRun.read(tmp_path)
+        RunResult.read(tmp_path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roundelay.training.config import to_toml
+from roundelay.training.config_table import to_toml
 
 Row = dict[str, Any]
 

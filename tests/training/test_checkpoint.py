@@ -89,7 +89,7 @@ def test_a_torn_or_altered_file_is_refused_by_name_and_the_previous_one_offered(
         path.write_bytes(data[:-10])
     else:
         path.unlink()
-    with pytest.raises(CheckpointError, match=r"learner-1\.safetensors.*the one at 100 is whole: --resume 100"):
+    with pytest.raises(CheckpointError, match=r"learner-1\.safetensors.*the checkpoint at 100 is whole: --resume 100"):
         choose(tmp_path)
     assert choose(tmp_path, 100).samples_seen == 100
 
@@ -98,7 +98,7 @@ def test_a_manifest_that_is_no_manifest_is_refused_by_name(tmp_path):
     save_all(tmp_path, 100)
     manifest = next(tmp_path.rglob("manifest.json"))
     manifest.write_text(manifest.read_text()[:-20])
-    with pytest.raises(CheckpointError, match=r"manifest\.json' is torn or altered.*no other one is whole"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json' is torn or altered.*no other checkpoint is whole"):
         choose(tmp_path)
 
 
@@ -106,7 +106,7 @@ def test_a_manifest_cannot_point_out_of_its_folder(tmp_path):
     save_all(tmp_path, 100)
     manifest = next(tmp_path.rglob("manifest.json"))
     manifest.write_text(manifest.read_text().replace("learner-0.safetensors", "../learner-0.safetensors"))
-    with pytest.raises(CheckpointError, match="is no name of a file beside the manifest"):
+    with pytest.raises(CheckpointError, match="is not the name of a file beside the manifest"):
         choose(tmp_path)
 
 

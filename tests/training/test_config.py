@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from roundelay.errors import ConfigError
-from roundelay.training import config as configuration
-from roundelay.training.config import Config, TaskConfig, assigned, read, to_toml, with_settings
+from roundelay.training.config import Config, TaskConfig, with_settings
+from roundelay.training.config_table import all_keys, assigned, read, to_toml
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ KIND = with_settings(Settings)
         ({"task": "m:T", "optimizer": {"momentum": 1}}, "optimizer.momentum must be at least 0 and below 1, got 1"),
         ({"task": "m:T", "data": 3}, "data is a table of settings, got 3"),
         ({"task": "m:T", "optimizer": {"nesterov": 1}}, "optimizer.nesterov must be true or false, got 1"),
-        ({"task": "m:T", "settings": {"names": [1]}}, "settings.names must be a list, each of it text, got"),
+        ({"task": "m:T", "settings": {"names": [1]}}, "settings.names must be a list of values, each text, got"),
         ({}, "the key 'task' is missing"),
     ],
 )
@@ -48,7 +48,7 @@ def test_a_whole_number_is_a_number():
     assert read(Config, {"task": "m:T", "budget": {"epochs": 3}}).budget.epochs == 3.0
 
 
-@pytest.mark.parametrize("key", configuration.all_keys(KIND))
+@pytest.mark.parametrize("key", all_keys(KIND))
 def test_every_field_can_be_set_on_the_command_line(key):
     value = read(KIND, {"task": "m:T"})
     for name in key.split("."):

@@ -79,7 +79,7 @@ def test_contradictory_settings_are_refused_before_anything_starts(settings, mes
 
 
 def test_the_resolved_configuration_can_be_written_and_resolved_again(tmp_path):
-    from roundelay.training.config import to_toml
+    from roundelay.training.config_table import to_toml
 
     config = recipes.resolve(recipes.table_of("tiny"), [("settings.dropout", "0.25"), ("slow", "0:10")])
     file = tmp_path / "config.toml"

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from roundelay.errors import ConfigError
-from roundelay.training.config import read
+from roundelay.training.config_table import read
 from roundelay.vision.fashion_mnist import FashionMnist, FashionMnistConfig
 from roundelay.vision.fashion_mnist_files import FashionMnistData
 from roundelay.vision.imagenet import ImageNet, ImageNetConfig

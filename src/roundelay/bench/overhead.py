@@ -1,6 +1,6 @@
-"""What metrics and checkpoints cost a run, read off its steps: those that they fall in, against the others of the same run.
+"""What metrics and checkpoints cost: the steps of a run in which they happen, against the other steps of the same run.
 
-Runs of their own, with and without, differ by more than what is sought: by 5 % on a machine that others use, too.
+Two runs, one with and one without them, cannot tell: on a machine that other programs use, runs differ by 5 %.
 """
 
 from __future__ import annotations
@@ -30,14 +30,20 @@ from roundelay.training.task import Task, TaskConfig
 from roundelay.training.worker import LEARNER
 
 STEP_S = 0.02
-AROUND_S = 0.5  # a checkpoint begins at most so long before its first file is there, and is over so long after its last
+AROUND_S = 0.5  # seconds before the first and after the last file of a checkpoint that count as saving
 FEWEST_CHECKPOINTS = 3
 RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
 class EmulatedConfig(TaskConfig):
-    """Attributes: parameters, of the model; steps, in an epoch; trace, a folder for the times at which steps begin."""
+    """Settings of `Emulated`.
+
+    Attributes:
+        parameters: of the model.
+        steps: in an epoch.
+        trace: the folder to write the beginnings of all steps to; empty: none.
+    """
 
     parameters: int = at_least(1000, 1_000_000)
     steps: int = at_least(1, 1000)
@@ -45,7 +51,7 @@ class EmulatedConfig(TaskConfig):
 
 
 class Emulated(Task):
-    """Steps of emulated accelerator time; nothing is learned."""
+    """Steps that sleep for as long as an accelerator would compute. Nothing is learned."""
 
     Config = EmulatedConfig
     config: EmulatedConfig
@@ -59,15 +65,15 @@ class Emulated(Task):
         return self.config.steps
 
     def module(self) -> nn.Module:
-        """Sleeps as an accelerator would."""
+        """A model that sleeps instead of computing."""
         return EmulatedModel(self.config.parameters, STEP_S)
 
     def batch(self, samples: Sequence[int], generator: torch.Generator) -> Tensor:
-        """One number."""
+        """A single number."""
         return torch.ones(1, requires_grad=True)
 
     def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
-        """That number; and the time goes to the trace, a mapped file: a write to memory."""
+        """The number. The time of the call goes to the trace, a mapped file, which costs no more than a write to memory."""
         if self._times is None and self.config.trace:
             name = Path(self.config.trace) / f"{os.environ[LEARNER]}.npy"
             self._times = open_memmap(name, mode="w+", dtype=np.float64, shape=(self.config.steps + 1,))
@@ -78,18 +84,18 @@ class Emulated(Task):
         return loss
 
     def evaluate(self, module: nn.Module, split: str, part: int = 0, parts: int = 1) -> dict[str, float]:
-        """Nothing to evaluate."""
+        """Figures of the right form; there is nothing to evaluate."""
         return {"samples": 1.0, "loss": 0.0}
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One learner's part of a run.
+    """What is known about the steps of one learner.
 
     Attributes:
         times_s: when each step began.
-        rows: after how many steps it wrote a row of metrics.
-        savings: from when to when checkpoints were made, by anybody.
+        rows: the numbers of steps after which the learner wrote a row of metrics.
+        savings: beginning and end of every checkpoint, of any learner.
     """
 
     times_s: NDArray[np.float64]
@@ -97,7 +103,7 @@ class Trace:
     savings: Sequence[tuple[float, float]]
 
     def gaps(self) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], NDArray[np.intp]]:
-        """Of each step: its seconds, whether it wrote a row, whether a checkpoint was being made, and after which one it is."""
+        """For each step: its seconds; whether a row was written; whether a checkpoint was being saved; checkpoints so far."""
         begin, end = self.times_s[:-1], self.times_s[1:]
         wrote = np.isin(np.arange(1, len(self.times_s)), list(self.rows))
         saving = np.zeros(len(begin), dtype=bool)
@@ -109,7 +115,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Row:
-    """A case; overhead is what its steps take more than those of the same run that nothing falls in, as a fraction."""
+    """One case. `overhead` is the extra time of its steps, as a fraction of steps without metrics and checkpoints."""
 
     case: str
     steps_per_s: float
@@ -118,15 +124,16 @@ class Row:
 
 
 def costs(traces: Sequence[Trace]) -> list[Row]:
-    r"""Mean time of a step against that of a calm one: $\overline{t} / \overline{t}_{calm} - 1$.
+    r"""Mean time of a step over the mean time of a calm step: $\overline{t} / \overline{t}_{calm} - 1$.
 
-    The interval is a bootstrap over the periods between checkpoints. Raises RoundelayError if there are too few.
+    A calm step is one without metrics and checkpoints. The interval is a bootstrap over the periods between checkpoints.
+    Raises RoundelayError if the run had too few checkpoints.
     """
     seconds, wrote, saving, period = (np.concatenate(each) for each in zip(*(t.gaps() for t in traces), strict=True))
     if len(traces[0].savings) < FEWEST_CHECKPOINTS:
         raise RoundelayError(
-            f"the run was over after {len(traces[0].savings)} checkpoints, and {FEWEST_CHECKPOINTS} are needed to tell "
-            "what they cost: let it take longer with --seconds"
+            f"the run had {len(traces[0].savings)} checkpoints, and {FEWEST_CHECKPOINTS} are needed to tell their cost; "
+            "use a longer run: --seconds"
         )
     calm = ~wrote & ~saving
     speed = sum((len(trace.times_s) - 1) / (trace.times_s[-1] - trace.times_s[0]) for trace in traces)
@@ -142,7 +149,7 @@ def costs(traces: Sequence[Trace]) -> list[Row]:
 def _sums_by_period(
     seconds: NDArray[np.float64], period: NDArray[np.intp], *groups: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Of each period: seconds and number of the steps of every group."""
+    """For each period: the seconds and the number of the steps of every group."""
     columns = [column for group in groups for column in (seconds * group, group)]
     return np.stack([np.bincount(period, weights=column) for column in columns], axis=1)
 
@@ -154,7 +161,7 @@ def _overhead(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def measure(*, learners: int, seconds: float, checkpoint_every_s: float = 4.0) -> list[Row]:
-    """A run of `adpsgd` with a row of metrics a second and learner, and a checkpoint every few seconds."""
+    """Measure a run of adpsgd with one row of metrics per second and learner, and a checkpoint every few seconds."""
     steps = max(1, int(seconds / STEP_S)) * learners
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -172,7 +179,7 @@ def measure(*, learners: int, seconds: float, checkpoint_every_s: float = 4.0) -
         command = [sys.executable, "-m", "roundelay", "train", f"{__name__}:Emulated", "--out", str(out), *words]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode:
-            raise RoundelayError(f"the run that was to be measured failed: {ended.stderr.strip()}")
+            raise RoundelayError(f"the measured run failed: {ended.stderr.strip()}")
         return costs(_traces(Path(folder), out, learners))
 
 

@@ -34,13 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Evaluate a split, and print the figures."""
-    from roundelay.training.run_result import FinishedRun
+    from roundelay.training.run_result import RunResult
 
-    finished = FinishedRun.read(args.run)
+    result = RunResult.read(args.run)
     with Console(stderr=True).status(
         f"evaluating {args.run} on {args.split}"
     ):  # shows nothing if stderr is not a terminal
-        figures = finished.task_class.evaluate_run(args.run, args.split, args.corpus)
+        figures = result.task_class.evaluate_run(args.run, args.split, args.corpus)
     if args.json:
         print(json.dumps(figures, indent=2))
     elif "wer" in figures:

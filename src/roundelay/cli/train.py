@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     """Check the configuration, then start learners, or train as one of those that torchrun or Slurm has started."""
     from roundelay.cluster.environment import adopt_slurm
     from roundelay.training import recipes, run_directory
-    from roundelay.training.config import to_toml
+    from roundelay.training.config_table import to_toml
 
     adopt_slurm()
     if args.join is not None:

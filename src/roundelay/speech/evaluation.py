@@ -20,7 +20,7 @@ from roundelay.speech.recognise import Recogniser, references
 from roundelay.speech.score import Score, score
 from roundelay.speech.score_files import write_scores
 from roundelay.speech.segments import Segments, write_ctm
-from roundelay.training.run_result import FinishedRun
+from roundelay.training.run_result import RunResult
 
 
 def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, A
     Writes recogs-*.txt, errs-*.txt, words-*.ctm and evaluation-*.json into the run, and problems-*.txt if there are problems.
     `real_time_factor` is the time for network and search, on all processors of this process, divided by the length of the speech.
     """
-    recogniser = Recogniser.of_run(FinishedRun.read(run))
+    recogniser = Recogniser.of_run(RunResult.read(run))
     corpus = manifest(data) if data else corpus_of(recogniser.config)
     chosen = corpus.split(split)
     found = features(corpus, recogniser.config.features)

@@ -35,7 +35,7 @@ from roundelay.speech.segments import Segments
 from roundelay.speech.tree import tying_from_json
 from roundelay.speech.tuning import tuned
 from roundelay.speech.word_times import word_times
-from roundelay.training.run_result import FinishedRun
+from roundelay.training.run_result import RunResult
 
 log = logging.getLogger("roundelay")
 
@@ -68,7 +68,7 @@ class Recogniser:
     scales: Scales = field(default_factory=Scales)
 
     @classmethod
-    def of_run(cls, run: FinishedRun) -> Recogniser:
+    def of_run(cls, run: RunResult) -> Recogniser:
         """The recogniser of a finished run. Missing files, such as scales.json, are made from the run's corpus and saved."""
         config = run.settings
         if not isinstance(config, SpeechConfig):

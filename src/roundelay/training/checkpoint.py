@@ -1,12 +1,12 @@
 """Checkpoints: one safetensors file per learner, and a manifest with checksums. Nothing is ever unpickled.
 
-    checkpoints/000000012800/learner-0.safetensors    weights, buffers, optimizer, random states, ...
-                             learner-0.json           its checksum, written when the file is whole
-                             manifest.json            written when all learners' files are there
-    checkpoints/best.json                             which one was judged best
+    checkpoints/000000000012800/learner-0.safetensors   weights, buffers, optimizer, random states, ...
+                                learner-0.json          the checksum of that file, written after it
+                                manifest.json           written when the files of all learners are there
+    checkpoints/best.json                               which checkpoint has the best figures
 
-Files are written under another name, flushed and renamed, so that what has its name is whole. Learners write in the
-background, each on its own: a slow or dead one keeps nobody waiting.
+The folder is named by the samples that all learners have used. Every file is written under another name, flushed and
+renamed, so a file with its final name is complete. Every learner writes in a background thread and waits for no other.
 """
 
 from __future__ import annotations
@@ -36,18 +36,24 @@ MANIFEST, BEST = "manifest.json", "best.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete one."""
+    """A complete checkpoint.
+
+    Attributes:
+        folder: of its files.
+        samples_seen: samples that all learners had used.
+        files: name and SHA-256 of the file of every learner.
+    """
 
     folder: Path
     samples_seen: int
-    files: dict[int, tuple[str, str]]  # learner: name, sha256
+    files: dict[int, tuple[str, str]]
 
     def path(self, learner: int) -> Path:
-        """That learner's file."""
+        """The file of one learner."""
         return self.folder / self.files[learner][0]
 
     def verify(self) -> None:
-        """Raise CheckpointError, naming the file, unless every byte is as it was written."""
+        """Raise CheckpointError, with the name of the file, if a file is not as it was written."""
         for learner, (_, expected) in self.files.items():
             path = self.path(learner)
             try:
@@ -81,17 +87,17 @@ def _read_manifest(path: Path) -> Checkpoint:
 
 def _bare(name: str) -> str:
     if os.sep in name or name.startswith(".") or not name.isprintable():
-        raise ValueError(f"'{name}' is no name of a file beside the manifest")
+        raise ValueError(f"'{name}' is not the name of a file beside the manifest")
     return name
 
 
 def at(folder: Path, samples_seen: int) -> Checkpoint:
-    """The complete checkpoint at `samples_seen`, as its manifest describes it."""
+    """The complete checkpoint at `samples_seen`. Its files are not verified."""
     return _read_manifest(folder / _name(samples_seen) / MANIFEST)
 
 
 def abandon_after(folder: Path, samples_seen: int) -> None:
-    """Put checkpoints aside that come after `samples_seen`: the run goes on from there, and will write them anew."""
+    """Move checkpoints after `samples_seen` to a folder abandoned-DATE: a run that goes on from there writes new ones."""
     later = [
         path for path in folder.iterdir() if path.is_dir() and path.name.isdigit() and int(path.name) > samples_seen
     ]
@@ -103,9 +109,9 @@ def abandon_after(folder: Path, samples_seen: int) -> None:
 
 
 def choose(folder: Path, samples_seen: int | None = None) -> Checkpoint:
-    """The newest complete checkpoint, or the one at `samples_seen`, verified.
+    """The newest complete checkpoint, or the one at `samples_seen`, with its files verified.
 
-    Raises CheckpointError if there is none, or if it is torn or altered; then it says which one can be used instead.
+    Raises CheckpointError if there is none, or if a file is torn or altered; then the message names another checkpoint.
     """
     names = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))
     if not names:
@@ -119,7 +125,9 @@ def choose(folder: Path, samples_seen: int | None = None) -> Checkpoint:
         return _whole(folder / wanted)
     except CheckpointError as error:
         whole = next((int(name) for name in reversed(names) if name != wanted and _is_whole(folder / name)), None)
-        hint = "no other one is whole" if whole is None else f"the one at {whole} is whole: --resume {whole}"
+        hint = (
+            "no other checkpoint is whole" if whole is None else f"the checkpoint at {whole} is whole: --resume {whole}"
+        )
         raise CheckpointError(f"{error}; {hint}") from None
 
 
@@ -142,40 +150,43 @@ def _name(samples_seen: int) -> str:
 
 
 class Checkpoints:
-    """One learner's side of the checkpoints of a run.
+    """Writes the files of one learner, in a background thread.
 
     Args:
-        folder: where they are.
-        rank: this learner.
-        keep: how many complete ones, besides the best.
+        folder: of all checkpoints.
+        learner: the number of the learner.
+        keep: how many complete checkpoints stay, besides the best one.
     """
 
-    def __init__(self, folder: Path, rank: int, keep: int) -> None:
-        self.folder, self._rank, self._keep = folder, rank, keep
+    def __init__(self, folder: Path, learner: int, keep: int) -> None:
+        self.folder, self._learner, self._keep = folder, learner, keep
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="roundelay-checkpoint")
         self._writing: Future[None] | None = None
 
     def save(self, samples_seen: int, state: Any, learners: Iterable[int]) -> None:  # noqa: ANN401
-        """Copy the state, and write it in the background; complete when all `learners` have done so."""
+        """Copy the state, and start to write it. The checkpoint is complete when all `learners` have written theirs.
+
+        Waits for the previous write.
+        """
         self.wait()
         self._writing = self._writer.submit(self._write, samples_seen, snapshot(state), tuple(learners))
 
     def path(self, samples_seen: int, learner: int) -> Path:
-        """Where that learner's file of that samples_seen is."""
+        """The file of a learner in the checkpoint at `samples_seen`, whether it is written yet or not."""
         return self.folder / _name(samples_seen) / f"learner-{learner}.safetensors"
 
     def wait(self) -> None:
-        """Until the last one is written."""
+        """Wait until the last `save` is written. A full disk is logged, not raised."""
         if self._writing is None:
             return
         try:
             self._writing.result()
         except OSError as error:  # a full disk costs a checkpoint, not the run
-            log.error("learner %d could not write a checkpoint: %s", self._rank, error)
+            log.error("learner %d could not write a checkpoint: %s", self._learner, error)
         self._writing = None
 
     def close(self) -> None:
-        """Finish writing."""
+        """Wait for the last write, and end the thread."""
         self.wait()
         self._writer.shutdown()
 
@@ -183,10 +194,10 @@ class Checkpoints:
         data = to_bytes(state)
         folder = self.folder / _name(samples_seen)
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"learner-{self._rank}"
+        name = f"learner-{self._learner}"
         write_whole(folder / f"{name}.safetensors", data)
         entry = {
-            "learner": self._rank,
+            "learner": self._learner,
             "file": f"{name}.safetensors",
             "sha256": hashlib.sha256(data).hexdigest(),
             "bytes": len(data),
@@ -195,7 +206,7 @@ class Checkpoints:
         self._complete(folder, samples_seen, learners)
 
     def _complete(self, folder: Path, samples_seen: int, learners: tuple[int, ...]) -> None:
-        """Whoever finds everybody's file writes the manifest; those who saved and left are part of it, too."""
+        """Write the manifest if all files are there. Files of learners that saved and left are part of it, too."""
         entries = [json.loads(entry.read_text()) for entry in sorted(folder.glob("learner-*.json"))]
         if not {entry["learner"] for entry in entries} >= set(learners):
             return
@@ -205,30 +216,27 @@ class Checkpoints:
         self._prune()
 
     def mark_best(self, samples_seen: int) -> None:
-        """Never prune that one."""
+        """Keep the checkpoint at `samples_seen`, until another one is marked."""
         write_whole(self.folder / BEST, json.dumps({"samples_seen": samples_seen}).encode())
 
     def best(self) -> int | None:
-        """The samples_seen of the one judged best."""
+        """The `samples_seen` of the checkpoint that was marked as the best; None if none was."""
         with contextlib.suppress(*UNREADABLE):
             return int(json.loads((self.folder / BEST).read_text())["samples_seen"])
         return None
 
     def _prune(self) -> None:
-        """Remove what is older than the newest ones to keep; slower learners may still write to newer ones."""
+        """Remove checkpoints that are older than the newest `keep` complete ones. Incomplete newer ones are still written to."""
         names = sorted(path.parent.name for path in self.folder.glob(f"*/{MANIFEST}"))
         best = self.best()
         for path in sorted(self.folder.iterdir()):
-            if (
-                path.is_dir()
-                and path.name < names[-self._keep :][0]
-                and path.name != (best is not None and _name(best))
-            ):
+            old = path.is_dir() and path.name < names[-self._keep :][0]
+            if old and (best is None or path.name != _name(best)):
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write under another name, flush to the disk, rename: what is called `path` is whole."""
+    """Write a file under another name, flush it to the disk and rename it, so that `path` is never half written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         with temporary.open("wb") as file:

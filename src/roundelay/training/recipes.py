@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 from roundelay import plugins
 from roundelay.errors import ConfigError, unknown
 from roundelay.topology.registry import named
-from roundelay.training import config as configuration
-from roundelay.training.config import Config
+from roundelay.training.config import Config, with_settings
+from roundelay.training.config_table import assigned, read
 
 if TYPE_CHECKING:
     from roundelay.training.task import Task
@@ -22,16 +22,16 @@ _SOURCE = Path(__file__).parents[3] / "recipes"  # in a clone
 
 
 def built_in() -> dict[str, Path]:
-    """The recipes that come with Roundelay: `an4` is an4/config.toml, `an4/best` an4/best.toml."""
+    """The files of the built-in recipes by name: `an4` is an4/config.toml, `an4/best` is an4/best.toml."""
     folder = _PACKAGED if _PACKAGED.is_dir() else _SOURCE
     found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*.toml"))}
     return {name.removesuffix("/config"): path for name, path in found.items()}
 
 
 def table_of(recipe: str) -> dict[str, Any]:
-    """The configuration as plain values: of a built-in recipe, of a TOML file, or of a task alone.
+    """The configuration, as plain values, of a built-in recipe, of a TOML file, or of a task given as `module:Class`.
 
-    Raises ConfigError if there is no such recipe or the file is no TOML.
+    Raises ConfigError if there is no such recipe, or if the file is no TOML.
     """
     if plugins.is_path(recipe):
         return {"task": recipe}
@@ -49,19 +49,22 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read '{path}': {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets in brackets
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError also for very long numbers, RecursionError for very deep brackets
         raise ConfigError(f"'{path}' is no TOML: {error}") from None
 
 
 def task_of(config: Config) -> Task:
-    """The task that the configuration names, with its settings."""
+    """Build the task that the configuration names. It reads its data."""
     return task_class(config.task)(config.settings, config.seed)
 
 
 def task_class(name: str) -> type[Task]:
-    """The Task called `module:Class`; the working directory is searched, too.
+    """The Task class called `module:Class`. Modules are searched in the working directory, too.
 
-    Raises ConfigError if it cannot be imported or is no Task.
+    Raises ConfigError if the class cannot be imported, or is no Task.
     """
     from roundelay.training.task import Task
 
@@ -82,8 +85,8 @@ def resolve(table: Mapping[str, Any], settings: Iterable[tuple[str, str]] = (), 
     values = dict(table) | {key: text for key, text in settings if key == "task"}
     kind = _kind(values)
     for key, text in settings:
-        values = configuration.assigned(kind, values, key, text)
-    config = configuration.read(kind, values)
+        values = assigned(kind, values, key, text)
+    config = read(kind, values)
     check(config)
     if data:
         task_class(config.task).check_data(config.settings)
@@ -92,7 +95,7 @@ def resolve(table: Mapping[str, Any], settings: Iterable[tuple[str, str]] = (), 
 
 def from_table(table: Mapping[str, Any]) -> Config:
     """The configuration of a table. Raises ConfigError for a wrong key or value, but checks no combinations."""
-    return configuration.read(_kind(table), table)
+    return read(_kind(table), table)
 
 
 def _kind(table: Mapping[str, Any]) -> type[Config]:
@@ -100,7 +103,7 @@ def _kind(table: Mapping[str, Any]) -> type[Config]:
     task = table.get("task")
     if not isinstance(task, str):
         raise ConfigError(f"task must be module:Class, got {task!r}")
-    return configuration.with_settings(task_class(task).Config)
+    return with_settings(task_class(task).Config)
 
 
 def check(config: Config) -> None:
@@ -141,5 +144,5 @@ def check(config: Config) -> None:
 
 
 def as_table(config: Config) -> dict[str, Any]:
-    """The configuration as plain values; `resolve` makes it a Config again."""
+    """The configuration as plain values; the inverse of `from_table`."""
     return dataclasses.asdict(cast(Any, config))

@@ -1,10 +1,10 @@
-"""The directory of a run: what is in it, and how one begins.
+"""The directory of a run: its files, and how to begin it.
 
-config.toml         the resolved configuration        machine.json    where, when and by which command it was started
-metrics.jsonl       see `metrics`                      logs/           what every learner said
-checkpoints/        see `checkpoint`                   results.json    at the end: the figures of the mean model
-model.safetensors   at the end: the mean model         config.json     and what is needed to build it again
-rendezvous.json     where learners meet, and the secret of the run; for its owner only
+config.toml         the whole configuration           machine.json    the machine, the time and the command
+metrics.jsonl       see `metrics`                     logs/           the output of every learner
+checkpoints/        see `checkpoint`                  results.json    at the end: the figures of the mean model
+model.safetensors   at the end: the mean model        config.json     at the end: what is needed to build it again
+rendezvous.json     the address of the rendezvous and the secret of the run; only its owner can read it
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from typing import Any
 
 from roundelay.errors import ConfigError
 from roundelay.training import checkpoint
-from roundelay.training.config import Config, to_toml
+from roundelay.training.config import Config
+from roundelay.training.config_table import to_toml
 from roundelay.training.recipes import as_table, read_toml
 from roundelay.transport.security import Security
 
 CONFIG, MACHINE, METRICS, RENDEZVOUS = "config.toml", "machine.json", "metrics.jsonl", "rendezvous.json"
 RESULTS, MODEL, MODEL_CONFIG = "results.json", "model.safetensors", "config.json"
-PROBLEMS = "problems.txt"  # of the data, one on each line; written by tasks that find some
+PROBLEMS = "problems.txt"  # in the data, one per line; written by tasks that find any
 
 
 def begin(folder: Path, config: Config, command: str) -> None:
-    """A new run. Raises ConfigError if there is one already."""
+    """Begin a new run. Raises ConfigError if the folder holds one already."""
     if (folder / CONFIG).exists():
         raise ConfigError(f"'{folder}' holds a run already; go on with it by --resume, or choose another --out")
     _make(folder)
@@ -39,7 +40,7 @@ def begin(folder: Path, config: Config, command: str) -> None:
 
 
 def write(folder: Path, config: Config, command: str) -> None:
-    """The configuration and the machine, as they are from now on."""
+    """Write the configuration and the machine of a run that begins or resumes."""
     checkpoint.write_whole(folder / CONFIG, to_toml(as_table(config)).encode())
     checkpoint.write_whole(folder / MACHINE, json.dumps(machine() | {"command": command}, indent=2).encode())
 
@@ -53,7 +54,7 @@ def _make(folder: Path) -> None:
 
 
 def write_rendezvous(folder: Path, address: tuple[str, int], security: Security) -> None:
-    """Where the rendezvous of this run is, and what learners that join it must know."""
+    """Write where the rendezvous is, and the secret that learners need to join the run."""
     document = {"address": "{}:{}".format(*address)} | security.environment()
     path = folder / RENDEZVOUS
     path.unlink(missing_ok=True)
@@ -62,7 +63,10 @@ def write_rendezvous(folder: Path, address: tuple[str, int], security: Security)
 
 
 def read_rendezvous(folder: Path) -> tuple[str, dict[str, str]]:
-    """The address, and variables that tell the secret. Raises ConfigError if there is none."""
+    """The address of the rendezvous, and the environment variables with the secret.
+
+    Raises ConfigError if the run in `folder` is not under way.
+    """
     try:
         document = json.loads((folder / RENDEZVOUS).read_text())
         return document.pop("address"), {str(name): str(value) for name, value in document.items()}
@@ -71,14 +75,14 @@ def read_rendezvous(folder: Path) -> tuple[str, dict[str, str]]:
 
 
 def table(folder: Path) -> dict[str, Any]:
-    """The configuration of a run that was begun. Raises ConfigError if there is none."""
+    """The configuration of the run in `folder`, as plain values. Raises ConfigError if there is none."""
     if not (folder / CONFIG).exists():
         raise ConfigError(f"there is no run in '{folder}' to resume; start one without --resume")
     return read_toml(folder / CONFIG)
 
 
 def machine() -> dict[str, Any]:
-    """Where this runs."""
+    """What is known about this machine and this installation."""
     import torch
 
     from roundelay import __version__

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from roundelay.errors import ConfigError, unknown
-from roundelay.training import config as configuration, run_directory
+from roundelay.training import run_directory
 from roundelay.training.checkpoint import write_whole
 from roundelay.training.config import Config, TaskConfig
+from roundelay.training.config_table import read
 from roundelay.training.evaluator import SPLITS, evaluating, means
 from roundelay.training.recipes import as_table, task_class
 from roundelay.training.task import Task
@@ -33,7 +34,7 @@ def write_result(folder: Path, config: Config, task: Task, mean: nn.Module, resu
 
 
 @dataclass(frozen=True)
-class FinishedRun:
+class RunResult:
     """A finished run: its directory, its task, and the settings and seed that the task had."""
 
     folder: Path
@@ -42,7 +43,7 @@ class FinishedRun:
     seed: int
 
     @classmethod
-    def read(cls, folder: Path) -> FinishedRun:
+    def read(cls, folder: Path) -> RunResult:
         """Read the result in the directory of a run. Raises ConfigError if there is no run, or if it is not finished."""
         path = folder / run_directory.MODEL_CONFIG
         if not path.is_file() or not (folder / run_directory.MODEL).is_file():
@@ -52,7 +53,7 @@ class FinishedRun:
             raise ConfigError(f"'{folder}' holds no run: there is no {run_directory.MODEL_CONFIG}")
         described = json.loads(path.read_text())
         chosen = task_class(described["task"])
-        return cls(folder, chosen, configuration.read(chosen.Config, described["settings"]), described["seed"])
+        return cls(folder, chosen, read(chosen.Config, described["settings"]), described["seed"])
 
     def task(self) -> Task:
         """Build the task. It reads its data."""

@@ -10,13 +10,13 @@ from roundelay.training.config import OptimizerConfig, ScheduleConfig
 class Schedule:
     r"""Linear scaling with the batch of all learners, linear warm-up, then constant, a factor per epoch, or cosine.
 
-    $lr(s) = lr_0 (1 + (B/B_0 - 1) \min(1, s/w)) \cdot decay(s)$, with s samples used, the batch B of all learners, the
-    reference batch $B_0$ and w samples of warm-up. It counts samples, so that it means the
-    same for every strategy and number of learners.
+    $lr(s) = lr_0 (1 + (B/B_0 - 1) \min(1, s/w)) \cdot decay(s)$, with s samples used by all learners, the batch B of all
+    learners, the reference batch $B_0$ and w samples of warm-up. The schedule counts samples, so it is the same for every
+    strategy and any number of learners.
 
     Args:
-        optimizer: whose rate it is.
-        schedule: its shape.
+        optimizer: gives $lr_0$.
+        schedule: gives scaling, warm-up and decay.
         batch: samples per step of all learners.
         epoch: samples in an epoch.
         total: samples in the run.
@@ -35,7 +35,7 @@ class Schedule:
         self._epoch, self._total = epoch, total
 
     def at(self, samples: int) -> float:
-        """The rate of a step that begins after so many samples."""
+        """The learning rate of a step that begins when `samples` samples are used."""
         epochs = samples / self._epoch
         warmup = self._config.warmup_epochs
         warmed = min(1.0, epochs / warmup) if warmup else 1.0

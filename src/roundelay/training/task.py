@@ -1,4 +1,4 @@
-"""What a run trains: a model, numbered samples, a loss and the figures by which it is judged."""
+"""What a run trains: a model, numbered samples, a loss, and figures that say how good a model is."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from roundelay.training.config import TaskConfig
 
 __all__ = ["Batch", "Task", "TaskConfig"]
 
-Batch: TypeAlias = Any  # tensors, or tuples and dictionaries of tensors; whatever `loss` of the same task takes
+Batch: TypeAlias = Any  # tensors, or tuples and dictionaries of tensors: what `loss` of the same task takes
 
 
 class Task(ABC):
-    """A model and its data. Every learner builds its own from the same configuration.
+    """A model and its data. Every learner builds its own task from the same configuration.
 
-    Samples have numbers, 0 .. len(task)-1; which learner trains on which of them, and when, is not the task's business.
+    Samples are numbered from 0 to len(task) - 1. Roundelay decides which learner trains on which samples, and when.
 
     Attributes:
-        Config: the dataclass that `config` is an instance of; its fields are the keys of the `[settings]` table.
-        judged_by: the figure of `evaluate` that says which model is best; it begins with '-' if less is better.
+        Config: the dataclass of the settings. Its fields are the keys of the `[settings]` table.
+        judged_by: the figure of `evaluate` that says which model is best, with '-' before it if less is better.
     """
 
     Config: ClassVar[type[TaskConfig]] = TaskConfig
@@ -44,57 +44,60 @@ class Task(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many samples there are to train on."""
+        """Number of training samples."""
 
     @abstractmethod
     def module(self) -> nn.Module:
-        """A fresh model; the same on every call, for it draws from a generator seeded by `seed`."""
+        """A new model, with the same weights on every call: draw them from a generator seeded by `seed`."""
 
     @abstractmethod
     def batch(self, samples: Sequence[int], generator: torch.Generator) -> Batch:
-        """These samples, as `loss` takes them. What is random about it (augmentation) comes from `generator`.
+        """The samples with these numbers, as `loss` takes them. Draw random numbers (augmentation) from `generator`.
 
-        May run in a worker process, and must not depend on which one, nor on what was asked for before.
+        May run in a worker process. The result must not depend on the process, nor on earlier calls.
         """
 
     @abstractmethod
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss over the samples of a batch."""
+        """The mean loss over the samples of the batch."""
 
     @abstractmethod
     def evaluate(self, module: nn.Module, split: str, part: int = 0, parts: int = 1) -> dict[str, float]:
-        """Sums over every `parts`-th sample of `split`, from `part` on: `samples`, and others that are divided by it.
+        """Sums over the samples part, part + parts, part + 2 parts, ... of a split: `samples`, and figures.
 
-        For instance {"samples": 100.0, "loss": 52.3, "accuracy": 91.0}, where accuracy counts the correct ones: sums of
-        several parts can be added. The split is "valid" or "test". The module is in evaluation mode and no gradients
-        are recorded.
+        Such as {"samples": 100.0, "loss": 52.3, "accuracy": 91.0}, where accuracy is the number of correct answers.
+        Learners evaluate one part each. Their sums are added, and every figure is divided by `samples`. The split is
+        "valid" or "test". The module is in evaluation mode, and no gradients are recorded.
         """
 
     def parameter_groups(self, module: nn.Module) -> Iterable[Any]:
-        """What the optimizer is built from; override to give some weights other settings."""
+        """The parameters, or parameter groups, of the optimizer. Override it to give some weights other settings."""
         return module.parameters()
 
     def to_device(self, batch: Batch, device: torch.device) -> Batch:
-        """The batch on another device."""
+        """The batch with its tensors on `device`."""
         return _moved(batch, device)
 
     def leave(self, run: Path) -> None:
-        """Write into the folder of a run what its model needs beside weights and settings; one learner does, at the end."""
+        """Write files that the model needs beside weights and settings into the directory of the run.
+
+        One learner calls it, at the end of the run.
+        """
 
     @classmethod
     def evaluate_run(cls, run: Path, split: str, data: Path | None = None) -> dict[str, Any]:
-        """What the mean model of a finished run is worth: the figures that `roundelay evaluate` shows.
+        """The figures of the mean model of a finished run, for `roundelay evaluate`.
 
-        Those of `evaluate`, unless a task is judged by more than its own sums, as speech is by its words; such a task may
-        leave files in the run, and may take data that the run never saw.
+        By default the figures of `evaluate`. A task may override it to compute others, such as word errors, to take
+        data that the run never saw, and to write files into the directory of the run.
 
-        Raises ConfigError for a split that is not there, and for data that the task cannot take.
+        Raises ConfigError for an unknown split, and for data that the task cannot take.
         """
-        from roundelay.training.run_result import FinishedRun  # which knows tasks
+        from roundelay.training.run_result import RunResult  # that module imports this one
 
         if data is not None:
             raise ConfigError(f"--corpus is for runs of speech recognition; '{run}' is one of {cls.__name__}")
-        return FinishedRun.read(run).figures(split)
+        return RunResult.read(run).figures(split)
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:

@@ -11,7 +11,7 @@ from synthetic_runs import MACHINE, SyntheticRun
 
 from roundelay.errors import MissingExtraError, UsageError
 from roundelay.reports.pages import page, write_report
-from roundelay.training.config import to_toml
+from roundelay.training.config_table import to_toml
 
 EVIL = """</script><script>alert(1)</script><img src=x onerror='alert("2")'>&amp;"""
 

@@ -25,9 +25,9 @@ def run(args: argparse.Namespace) -> None:
     from roundelay.speech.prepare import corpus_of
     from roundelay.speech.recognise import Recogniser, references
     from roundelay.speech.segments import write_ctm
-    from roundelay.training.run_result import FinishedRun
+    from roundelay.training.run_result import RunResult
 
-    recogniser = Recogniser.of_run(FinishedRun.read(args.run))
+    recogniser = Recogniser.of_run(RunResult.read(args.run))
     corpus = manifest(args.corpus) if args.corpus else corpus_of(recogniser.config)
     frames = features(corpus, recogniser.config.features).of(corpus.utterances)
     found = recogniser.times(frames, references(corpus.utterances))

@@ -19,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print one line per file. A file that cannot be used is named on stderr and makes the exit code 1."""
     from roundelay.speech.recognise import Recogniser, transcribed
-    from roundelay.training.run_result import FinishedRun
+    from roundelay.training.run_result import RunResult
 
-    recogniser = Recogniser.of_run(FinishedRun.read(args.run))
+    recogniser = Recogniser.of_run(RunResult.read(args.run))
     hypotheses, problems = transcribed(recogniser, args.files)
     if args.json:
         document = [

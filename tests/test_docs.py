@@ -55,7 +55,7 @@ STARTS = (  # the function with which a command, after all checks, starts its wo
     "roundelay.speech.synth.generate.synth",  # speech corpus synth
 )
 
-READS_RUN = "roundelay.training.run_result.FinishedRun.read"  # evaluate, speech transcribe, speech align
+READS_RUN = "roundelay.training.run_result.RunResult.read"  # evaluate, speech transcribe, speech align
 
 
 class Started(Exception):  # noqa: N818 - not an error

@@ -63,6 +63,14 @@ def test_members_stay_bit_identical_while_groups_exchange_asynchronously(latency
     assert learners[1].strategy.metrics() == {}
 
 
+@pytest.mark.parametrize("between", [ADPSGD, DPSGD, DelayByOne])
+def test_every_member_has_a_state_to_save_and_load(between):
+    clock, _, learners = world([SuperLearner(between(), 2) for _ in range(4)])
+    run(clock, learners, 3)
+    for learner in learners:
+        learner.strategy.load_state_dict(learner.strategy.state_dict())
+
+
 def test_groups_that_exchange_asynchronously_conserve_their_sum():
     clock, _, learners = world(
         [SuperLearner(ADPSGD(ring(2)), 2) for _ in range(4)],

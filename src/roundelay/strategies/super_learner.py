@@ -165,8 +165,8 @@ class SuperLearner(Strategy):
         return self.between.metrics() if self.leads else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the strategy between."""
-        return {"between": self.between.state_dict()}
+        """That of the strategy between groups, at the leader. In the other members it is not attached and has no state."""
+        return {"between": self.between.state_dict() if self.leads else {}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from there."""

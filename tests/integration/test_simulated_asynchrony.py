@@ -67,7 +67,7 @@ def train(folder: Path) -> Path:
     recipe = folder / "paced.toml"
     recipe.write_text(to_toml(TABLE))
     words = ["-m", "roundelay", "train", str(recipe), "--out", str(folder / "real")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PROGRAMS), *sys.path]), "PACED_DIGITS": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PROGRAMS), *sys.path])}
     ended = subprocess.run(
         [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=250, check=False
     )

@@ -1,4 +1,4 @@
-"""Digits whose learners take a given time for a step, so that who is faster does not depend on the machine."""
+"""Digits with a given minimum time for each step, so that the speed of learners does not depend on the machine."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ import time
 from torch import Tensor, nn
 
 from roundelay.training.tiny import Digits
+from roundelay.training.worker import LEARNER
 
-PACES_S = (
-    0.012,
-    0.018,
-    0.028,
-    0.060,
-)  # of learners 0 to 3, before anything is computed; each step up to a third more or less
-PACED = "PACED_DIGITS"  # set in real learners; on the virtual clock time is not spent
+SLEEP_S = (0.012, 0.018, 0.028, 0.060)  # mean sleep at the start of a step, of learners 0 to 3
 
 
 class PacedDigits(Digits):
-    """As Digits; in a real learner a step begins with a nap."""
+    """Digits; in a real learner a step begins with a sleep of up to a third more or less than its mean."""
 
     def loss(self, module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        if PACED in os.environ:
-            pace_s = PACES_S[int(os.environ["LOCAL_RANK"])]
-            time.sleep(random.uniform(2 / 3 * pace_s, 4 / 3 * pace_s))
+        learner = os.environ.get(LEARNER)  # not set in a simulation, which models the time instead
+        if learner is not None:
+            time.sleep(SLEEP_S[int(learner)] * random.uniform(2 / 3, 4 / 3))
         return super().loss(module, batch)

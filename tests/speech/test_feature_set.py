@@ -111,13 +111,6 @@ def test_the_key_changes_with_everything_features_depend_on(corpus):
     assert features_key(corpus.replace(description="told otherwise"), FeatureConfig()) in keys
 
 
-def test_progress_counts_to_the_usable_utterances(corpus):
-    seen = []
-    features(corpus, workers=1, progress=lambda done, of: seen.append((done, of)))
-    assert seen[-1] == (7, 8)
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-
-
 def test_a_corpus_without_any_usable_file_is_refused_with_the_reason(corpus):
     with pytest.raises(DataError, match="no utterance of tiny is usable; missing file: 1, first gone"):
         features(corpus.replace(utterances=corpus.utterances[-1:]), workers=1)

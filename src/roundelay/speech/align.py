@@ -25,7 +25,7 @@ class Alignments:
 
     labels: dict[str, Ints]
     failed: dict[str, str] = field(default_factory=dict)
-    cost: float = 0.0  # sum over all paths
+    cost: float = 0.0  # sum over the best paths of all aligned utterances
 
 
 def forced_alignment(
@@ -41,14 +41,15 @@ def forced_alignment(
         if found.complete and len(found.states_T):
             return found
     raise SpeechError(
-        f"{len(np.asarray(log_likelihoods_TS))} frames are too few for the transcript, or the transcript is wrong"
+        f"{len(np.asarray(log_likelihoods_TS))} frames are too few for the transcript, or the transcript is wrong; "
+        "correct it, or leave the utterance out"
     )
 
 
 def alignment_graphs(
     texts: Mapping[str, str], lexicon: Lexicon, tying: Tying
 ) -> tuple[dict[str, Graph], dict[str, str]]:
-    """A graph for every transcript, and a reason for each transcript with unknown words. Graphs can be reused."""
+    """A graph for every transcript, and a reason for each transcript with unknown words."""
     graphs: dict[str, Graph] = {}
     failed: dict[str, str] = {}
     for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""Reading audio: any file that libsndfile reads, as one channel at one sample rate, with the flaws that were found."""
+"""Reading audio: one channel at one sample rate, from any file that libsndfile reads, and a list of its flaws."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from roundelay.speech.libraries import library
 
 Samples: TypeAlias = NDArray[np.float32]
 
-CLIPPED_SHARE = 1e-3  # more samples than this share at full scale: the recording is clipped
+CLIPPED_SHARE = 1e-3  # a recording is clipped if more than this share of its samples is at full scale
 FULL_SCALE = 0.999
 LOUDEST_G711 = 0.98  # full scale of µ-law is 32124 of 32768, of A-law 32256
-FADE, GUARD_MS = 0.04, 20  # of the low-pass filter of `resampled`: width relative to Nyquist, zeros at the end
+FADE = 0.04  # width of the slope of the low-pass filter in `resampled`, relative to the Nyquist frequency
+GUARD_MS = 20  # zeros that `resampled` appends
 SHORTER_S = 0.05  # a segment may be this much shorter than asked for, because segment times are rounded
 
 
@@ -47,7 +48,6 @@ class Audio:
 
     @property
     def duration_s(self) -> float:
-        """Length of the samples."""
         return len(self.samples) / self.rate_Hz
 
 
@@ -67,7 +67,9 @@ def read_audio(path: Path, channel: int | None = None, start_s: float = 0.0, dur
     `channel` counts from 0; None averages all channels. Raises AudioError if the piece is unusable.
     """
     if not (0 <= start_s < math.inf and 0 <= (duration_s or 0) < math.inf):
-        raise AudioError("bad times", f"{path} from {start_s:g} s, for {duration_s} s")
+        raise AudioError(
+            "bad times", f"{path} from {start_s:g} s, for {duration_s} s; times must be finite and at least 0"
+        )
     with _opened(path) as file:
         rate_Hz = int(file.samplerate)
         loudest = LOUDEST_G711 if file.subtype in ("ULAW", "ALAW") else FULL_SCALE
@@ -76,8 +78,8 @@ def read_audio(path: Path, channel: int | None = None, start_s: float = 0.0, dur
         promised = _promised_frames(path, file) - first
         table_TC = _frames(file, first, wanted)
     samples, mixed = _one_channel(table_TC, channel, path)
-    # Clipping is looked for before channels are averaged: the mean of a clipped and a quiet channel is not at full scale.
-    heard_TC = table_TC if mixed else samples[:, None]
+    # Clipping is checked before channels are averaged: the mean of a clipped and a quiet channel is not at full scale.
+    unmixed_TC = table_TC if mixed else samples[:, None]
     if len(samples) == 0:
         raise AudioError("no samples", f"{path} from {start_s:g} s")
     if not np.isfinite(samples).all():
@@ -85,7 +87,7 @@ def read_audio(path: Path, channel: int | None = None, start_s: float = 0.0, dur
     flaws = {
         "truncated": len(samples) < (promised if wanted is None else wanted - SHORTER_S * rate_Hz),
         "mixed to mono": mixed,
-        "clipped": bool((np.mean(np.abs(heard_TC) >= loudest, axis=0) > CLIPPED_SHARE).any()),
+        "clipped": bool((np.mean(np.abs(unmixed_TC) >= loudest, axis=0) > CLIPPED_SHARE).any()),
         "silent": not samples.any(),
     }
     return Audio(samples, rate_Hz, tuple(name for name, found in flaws.items() if found))
@@ -108,11 +110,8 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with soundfile.SoundFile(path) as file:
             yield file
-    except (
-        soundfile.SoundFileError,
-        OSError,
-        TypeError,
-    ) as error:  # TypeError: the name says that the audio has no header
+    # TypeError: a file name such as a.raw says that the audio has no header.
+    except (soundfile.SoundFileError, OSError, TypeError) as error:
         raise AudioError("unreadable file", f"{path}: {_reason(path, error)}") from error
 
 
@@ -125,7 +124,7 @@ def resampled(samples: Samples, from_Hz: int, to_Hz: int) -> Samples:
     if from_Hz == to_Hz:
         return samples
     up, down = to_Hz // math.gcd(from_Hz, to_Hz), from_Hz // math.gcd(from_Hz, to_Hz)
-    blocks = _smooth(-(-(len(samples) + from_Hz * GUARD_MS // 1000) // down))
+    blocks = _next_fast_length(-(-(len(samples) + from_Hz * GUARD_MS // 1000) // down))
     spectrum = np.fft.rfft(samples, blocks * down)
     kept = blocks * min(up, down) // 2 + 1
     fade = np.clip((1 - np.arange(kept) / kept) / FADE, 0, 1).astype(np.float32)
@@ -133,10 +132,10 @@ def resampled(samples: Samples, from_Hz: int, to_Hz: int) -> Samples:
     return np.asarray(longer[: -(-len(samples) * up // down)], dtype=np.float32)
 
 
-def _smooth(number: int) -> int:
+def _next_fast_length(number: int) -> int:
     """The next number without prime factors above 5; fast Fourier transforms are fast for such lengths.
 
-    >>> _smooth(1021)
+    >>> _next_fast_length(1021)
     1024
     """
     while True:
@@ -160,9 +159,8 @@ def _frames(file: Any, first: int, count: int | None) -> Samples:  # noqa: ANN40
         return np.zeros((0, file.channels), np.float32)
     file.seek(first)
     left = file.frames - first
-    if (
-        count is not None and count < left - file.samplerate / 1000
-    ):  # a duration rounded to milliseconds means up to the end
+    # Durations are rounded: one that ends less than 1 ms before the end of the file means up to the end.
+    if count is not None and count < left - file.samplerate / 1000:
         left = count
     blocks = []
     try:
@@ -207,7 +205,7 @@ def _promised_frames(path: Path, file: Any) -> int:  # noqa: ANN401  # a SoundFi
         return int(count[1]) if count else int(file.frames)
     data = re.search(r"^data : (\d+) \(should be (\d+)\)", file.extra_info, re.MULTILINE)
     if data and 0 < int(data[2]) < int(data[1]) < 0xFFFFFFF0:  # in a stream of unknown length the field is all ones
-        return int(file.frames) + 1
+        return int(file.frames) + 1  # one more than there are shows that the file is truncated
     return int(file.frames)
 
 

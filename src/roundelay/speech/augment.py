@@ -18,9 +18,9 @@ class AugmentConfig:
     """Random changes of the training data; 0 or empty for none.
 
     Attributes:
-        shift: maximum of frames by which a window is moved to either side.
-        bins: maximum of adjacent mel bins that are set to zero in a window.
-        frames: maximum of adjacent frames that are set to zero in a window.
+        shift: a window is moved by at most this many frames to either side.
+        bins: at most this many adjacent mel bins of a window are set to zero.
+        frames: at most this many adjacent frames of a window are set to zero.
         speeds: for each speed, copies of the training utterances are added.
     """
 
@@ -47,9 +47,9 @@ def masked(frames_BTF: Tensor, mel_bins: int, config: AugmentConfig, generator: 
     return frames_BTF
 
 
-def _random_runs(batch: int, size: int, most: int, generator: torch.Generator) -> Tensor:
-    """B×size, true in one run of each row. Its length is uniform in 0 … most, and its start is uniform too."""
-    length_B1 = torch.randint(0, min(most, size) + 1, (batch, 1), generator=generator)
+def _random_runs(batch: int, size: int, longest: int, generator: torch.Generator) -> Tensor:
+    """B×size, true in one run of each row. Its length is uniform in 0 … longest, and its start is uniform too."""
+    length_B1 = torch.randint(0, min(longest, size) + 1, (batch, 1), generator=generator)
     start_B1 = (torch.rand(batch, 1, generator=generator) * (size - length_B1 + 1)).long()
     index = torch.arange(size)
     return (index >= start_B1) & (index < start_B1 + length_B1)

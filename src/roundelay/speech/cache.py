@@ -62,13 +62,13 @@ def find_corpus(name: str, data: Path | None = None) -> Path:
     """The folder of a corpus. An archive is unpacked into the cache once.
 
     `data` is the folder or the archive itself, or a folder that has one of them; by default $ROUNDELAY_DATA. Raises DataError if
-    there is none.
+    the corpus is not there.
     """
     place = data or (Path(os.environ["ROUNDELAY_DATA"]) if os.environ.get("ROUNDELAY_DATA") else None)
     if place is None:
         raise DataError(f"{name} is not found: give its folder or archive with --data, or set ROUNDELAY_DATA")
     if not place.exists():
-        raise DataError(f"there is no '{place}', which should have {name}")
+        raise DataError(f"there is no '{place}', which should have {name}; correct --data or ROUNDELAY_DATA")
     if place.is_file():
         return _unpacked(place)
     if (place / name).is_dir():
@@ -93,7 +93,7 @@ def _unpacked(archive: Path) -> Path:
                     tar.extractall(fresh, filter="data")
             except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error) as error:
                 shutil.rmtree(fresh)
-                raise DataError(f"cannot unpack '{archive}': {error}") from error
+                raise DataError(f"cannot unpack '{archive}': {error}; get the archive again") from error
             fresh.rename(target)  # the folder appears only when it is complete
     inside = [path for path in target.iterdir() if path.is_dir()]
     return inside[0] if len(inside) == 1 else target

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,11 +80,10 @@ class Problems:
         return len(self.cases)
 
     def add(self, kind: str, line: str) -> None:
-        """Add one case."""
         self.cases.append((kind, line))
 
     def counts(self) -> dict[str, int]:
-        """Cases of each kind."""
+        """Number of cases of each kind."""
         return dict(Counter(kind for kind, _ in self.cases))
 
     def write(self, path: Path) -> None:
@@ -131,7 +131,7 @@ class Corpus:
         description: one sentence.
         lexicon: a pronunciation dictionary (a word and its phones on each line), if the corpus has one.
         frames: T×F features that replace our own, if the corpus has them.
-        appended: further features (fMLLR, i-vectors), T×F or one vector per utterance; appended to the first.
+        appended: further features (fMLLR, i-vectors), T×F or one vector per utterance; appended to `frames` or to our own.
         pdfs: the state number of each frame (Kaldi's pdfs), if the corpus has such alignments.
         tree: Kaldi's decision tree that defines the states of `pdfs`; phones.txt must be beside it.
         stm, glm: references and rules of NIST's scorer for the test split, if the corpus has them.
@@ -162,13 +162,9 @@ class Corpus:
         except KeyError:
             raise DataError(f"corpus {self.name} has no utterance '{id}'") from None
 
-    @property
+    @cached_property
     def _by_id(self) -> dict[str, Utterance]:
-        known: dict[str, Utterance] | None = self.__dict__.get("_index")
-        if known is None:
-            known = {utterance.id: utterance for utterance in self.utterances}
-            object.__setattr__(self, "_index", known)
-        return known
+        return {utterance.id: utterance for utterance in self.utterances}
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -177,7 +173,7 @@ class Corpus:
         return (*(name for name in SPLITS if name in found), *sorted(found.difference(SPLITS)))
 
     def split(self, name: str) -> tuple[Utterance, ...]:
-        """The utterances of one split."""
+        """The utterances of one split. Raises DataError if the corpus has no such split."""
         found = tuple(utterance for utterance in self.utterances if utterance.split == name)
         if not found:
             raise DataError(f"corpus {self.name} has no split '{name}'; it has {', '.join(self.splits)}")
@@ -190,30 +186,22 @@ class Corpus:
         return tuple(sorted({phone for phones in aligned for phone in phones.symbols}))
 
     def replace(self, **changes: Any) -> Corpus:  # noqa: ANN401  # the fields of this class
-        """A copy with other values in some fields."""
         return dataclasses.replace(self, **changes)
 
-    def realigned(self, phones: Mapping[str, Segments], words: Mapping[str, Segments] | None = None) -> Corpus:
-        """A copy with other phone (and word) times. Utterances without new phone times have none."""
+    def realigned(self, phones: Mapping[str, Segments]) -> Corpus:
+        """A copy with other phone times. Utterances without new phone times have none."""
         return self.replace(
-            utterances=tuple(
-                dataclasses.replace(
-                    utterance,
-                    phones=phones.get(utterance.id),
-                    words=utterance.words if words is None else words.get(utterance.id),
-                )
-                for utterance in self.utterances
-            )
+            utterances=tuple(dataclasses.replace(each, phones=phones.get(each.id)) for each in self.utterances)
         )
 
-    def speed_perturbed(self, speeds: Iterable[float] = (0.9, 1.1)) -> Corpus:
+    def speed_perturbed(self, speeds: Iterable[float]) -> Corpus:
         """A corpus that also has copies of the training utterances at other speeds."""
         copies = (utt.faster(speed) for speed in speeds for utt in self.utterances if utt.split == "train")
         return self.replace(utterances=(*self.utterances, *copies))
 
 
 def split_name(text: str) -> str:
-    """Our name of a split.
+    """The name of a split in small letters; for other common names ours, such as valid for dev.
 
     >>> split_name("dev"), split_name("Train")
     ('valid', 'train')

@@ -4,7 +4,7 @@ The score of a path π through the graph for an utterance of T frames is
 
     acoustic·Σ_t log p(x_t|s_t) − lm·cost_LG(π) − penalty·words(π) + Σ_t log a(s_t → s_t+1)
 
-with log p(x|s) = log p(s|x) − prior·log p(s), up to a constant that all paths share.
+with log p(x|s) = log p(s|x) − log p(s), up to a constant that all paths share.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from roundelay.speech.parallel import in_processes
 from roundelay.speech.segments import Ints
 
 
-def log_likelihoods(log_posteriors_TS: ArrayLike, log_priors_S: ArrayLike, prior_scale: float = 1.0) -> Floats:
-    """log p(x|s) = log p(s|x) − prior_scale·log p(s), without log p(x), which is the same for all paths."""
-    return np.asarray(log_posteriors_TS, dtype=np.float32) - np.float32(prior_scale) * np.asarray(
-        log_priors_S, np.float32
-    )
+def log_likelihoods(log_posteriors_TS: ArrayLike, log_priors_S: ArrayLike) -> Floats:
+    """log p(x|s) = log p(s|x) − log p(s), without log p(x), which is the same for all paths."""
+    return np.asarray(log_posteriors_TS, np.float32) - np.asarray(log_priors_S, np.float32)
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class Search:
-    """Width of the search: paths are kept up to `beam` above the best cost, in at most `max_active` nodes."""
+    """Width of the search: it keeps paths that cost at most `beam` more than the best, in at most `max_active` nodes."""
 
     beam: float = 16.0
     max_active: int = 7000
@@ -75,9 +73,8 @@ class Decoder:
         return self.graph.fst(self.self_loops, lm_scale=s.lm, insertion_penalty=s.insertion_penalty)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            key: value for key, value in self.__dict__.items() if key != "_fst"
-        }  # kaldifst's objects cannot be pickled
+        # kaldifst's objects cannot be pickled.
+        return {key: value for key, value in self.__dict__.items() if key != "_fst"}
 
     def __call__(self, log_likelihoods_TS: ArrayLike) -> Hypothesis:
         """The best path for one utterance."""
@@ -89,7 +86,9 @@ class Decoder:
         decoder = kaldi_decoder.FasterDecoder(self._fst, options)
         decoder.decode(kaldi_decoder.DecodableCtc(scores))
         found, path = decoder.get_best_path()
-        return self._hypothesis(path, complete=decoder.reached_final()) if found else self._nothing(len(scores))
+        if not found:
+            return Hypothesis((), np.zeros(len(scores), dtype=np.int32), float("inf"), complete=False)
+        return self._hypothesis(path, complete=decoder.reached_final())
 
     def _checked(self, log_likelihoods_TS: ArrayLike) -> Floats:
         given = np.asarray(log_likelihoods_TS, dtype=np.float32)
@@ -103,9 +102,6 @@ class Decoder:
         _, states, words, weight = kaldifst_library().get_linear_symbol_sequence(path)
         spoken = tuple(self.graph.words[word - 1] for word in words)
         return Hypothesis(spoken, np.array(states, dtype=np.int32) - 1, weight.value1 + weight.value2, complete)
-
-    def _nothing(self, num_frames: int) -> Hypothesis:
-        return Hypothesis((), np.zeros(num_frames, dtype=np.int32), float("inf"), complete=False)
 
 
 def decode_all(

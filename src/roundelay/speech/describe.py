@@ -61,12 +61,12 @@ class _Checked:
     problems: tuple[tuple[str, str], ...] = ()
 
 
-def summary(corpus: Corpus, *, listen: bool = True, progress: Progress | None = None) -> Summary:
-    """Figures of a corpus. With `listen` all audio is read, otherwise only the headers of files.
+def summary(corpus: Corpus, *, quick: bool = False, progress: Progress | None = None) -> Summary:
+    """Figures of a corpus. All audio is read and checked; with `quick`, only the headers of its files.
 
     `progress(done, total)` is called after each utterance.
     """
-    checked = _all_checked(corpus, listen=listen, progress=progress)
+    checked = _all_checked(corpus, quick=quick, progress=progress)
     problems = Problems(corpus.problems.cases)
     for one in checked:
         problems.cases.extend(one.problems)
@@ -101,23 +101,23 @@ def _split(corpus: Corpus, name: str, checked: Sequence[_Checked]) -> SplitSumma
     )
 
 
-def _all_checked(corpus: Corpus, *, listen: bool, progress: Progress | None) -> list[_Checked]:
+def _all_checked(corpus: Corpus, *, quick: bool, progress: Progress | None) -> list[_Checked]:
     """Check utterances in threads: libsndfile reads without Python's global lock."""
     checked: list[_Checked] = []
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for one in pool.map(lambda utterance: _checked(corpus, utterance, listen=listen), corpus.utterances):
+        for one in pool.map(lambda utterance: _checked(corpus, utterance, quick=quick), corpus.utterances):
             checked.append(one)
             if progress:
                 progress(len(checked), len(corpus))
     return checked
 
 
-def _checked(corpus: Corpus, utterance: Utterance, *, listen: bool) -> _Checked:
+def _checked(corpus: Corpus, utterance: Utterance, *, quick: bool) -> _Checked:
     try:
         if utterance.audio is None:
             frames = corpus.frames(utterance) if corpus.frames else ()
             return _Checked(len(frames) * FRAME_SHIFT_S)
-        if not listen:
+        if quick:
             whole_s, rate_Hz = audio_length_s(utterance.audio)
             return _Checked(utterance.duration_s or whole_s - utterance.start_s, rate_Hz)
         audio = read_audio(utterance.audio, utterance.channel, utterance.start_s, utterance.duration_s)

@@ -13,13 +13,12 @@ from roundelay.errors import SpeechError
 from roundelay.speech.corpora.manifest import manifest
 from roundelay.speech.corpus import Utterance
 from roundelay.speech.feature_set import features
-from roundelay.speech.features import SHIFT_S
 from roundelay.speech.hub5 import PARTS, Turn, hub5
 from roundelay.speech.prepare import corpus_of
 from roundelay.speech.recognise import Recogniser, references
 from roundelay.speech.score import Score, score
 from roundelay.speech.score_files import write_scores
-from roundelay.speech.segments import Segments, write_ctm
+from roundelay.speech.segments import FRAME_SHIFT_S, Segments, write_ctm
 from roundelay.training.run_result import RunResult
 
 
@@ -43,13 +42,13 @@ def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, A
     write_scores(run, suffix, result)
     times = {name: recogniser.word_times(hypothesis) for name, hypothesis in hypotheses.items()}
     write_ctm(run / f"words-{suffix}.ctm", times)
-    speech_s = sum(map(len, frames.values())) * SHIFT_S
+    speech_s = sum(map(len, frames.values())) * FRAME_SHIFT_S
     figures = {
         "corpus": corpus.name,
         "split": split,
         "utterances": len(chosen),
         **result.to_json(),
-        "real_time_factor": elapsed_s / max(speech_s, SHIFT_S),
+        "real_time_factor": elapsed_s / max(speech_s, FRAME_SHIFT_S),
         "unknown_words": dict(recogniser.lexicon.unknown(utterance.text for utterance in chosen)),
         "unusable": len(chosen) - len(frames),
         "problems": problems.counts(),
@@ -66,7 +65,7 @@ def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, A
 
 
 def _parts(result: Score) -> dict[str, float]:
-    """WER of Switchboard and of CallHome with our own scorer, which has no rules for equivalent words as NIST's has."""
+    """WER of Switchboard and of CallHome with our own scorer, which lacks NIST's rules for equivalent words."""
     return {
         part: Score(tuple(each for each in result.utterances if each.name.startswith(prefix))).wer
         for part, prefix in PARTS.items()

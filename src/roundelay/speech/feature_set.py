@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,10 +18,8 @@ from roundelay.speech.cache import cache_folder, fingerprint, locked, state_of
 from roundelay.speech.corpus import Corpus, Problems, Utterance
 from roundelay.speech.features import FeatureConfig, SpeakerFeatures, speaker_features
 
-VERSION = (
-    2  # part of the cache's key: raise it when features.py computes something else, so that old caches are not used
-)
-Progress = Callable[[int, int], None]
+# Part of the cache's key: raise it when features.py computes something else, so that old caches are not used.
+VERSION = 2
 
 
 class FeatureSet:
@@ -70,8 +68,8 @@ class FeatureSet:
     def problems_with(self, corpus: Corpus) -> Problems:
         """Problems of the corpus and of its audio, without repetitions for copies at other speeds."""
         copies = {utterance.id for utterance in corpus.utterances if utterance.speed != 1.0}
-        heard = (case for case in self.problems.cases if case[1].partition(":")[0] not in copies)
-        return Problems((*corpus.problems.cases, *heard))
+        in_audio = (case for case in self.problems.cases if case[1].partition(":")[0] not in copies)
+        return Problems((*corpus.problems.cases, *in_audio))
 
     def rows(self, id: str) -> tuple[int, int]:
         """First row and last row + 1 of an utterance in `frames_NF`. Raises DataError if it is not in the set."""
@@ -80,20 +78,17 @@ class FeatureSet:
         return self._rows[id]
 
 
-def features(
-    corpus: Corpus, config: FeatureConfig | None = None, workers: int | None = None, progress: Progress | None = None
-) -> FeatureSet:
+def features(corpus: Corpus, config: FeatureConfig | None = None, workers: int | None = None) -> FeatureSet:
     """The features of a corpus, from the cache or computed now. Other processes wait while one computes them.
 
     `workers` is the number of processes, by default one per available processor; the result does not depend on it.
-    `progress(done, total)` counts utterances.
     """
     config = config or FeatureConfig()
     folder = cache_folder("features") / f"{corpus.name}-{features_key(corpus, config)}"
     with locked(folder.with_suffix(".lock")):
         if not (folder / "index.json").is_file():
             folder.mkdir(exist_ok=True)
-            _write(folder, corpus, _computed(corpus, config, workers or len(os.sched_getaffinity(0))), progress)
+            _write(folder, corpus, _computed(corpus, config, workers or len(os.sched_getaffinity(0))))
     return FeatureSet(folder)
 
 
@@ -122,16 +117,19 @@ def _computed(corpus: Corpus, config: FeatureConfig, workers: int) -> Iterator[S
         yield from pool.map(compute, speakers.values())
 
 
-def _write(folder: Path, corpus: Corpus, speakers: Iterable[SpeakerFeatures], progress: Progress | None) -> None:
+def _write(folder: Path, corpus: Corpus, speakers: Iterable[SpeakerFeatures]) -> None:
     """Write the frames of all speakers to one array, and then index.json, whose presence means that the set is complete."""
     index: list[tuple[str, int, int]] = []
     problems: list[tuple[str, str]] = []
-    rows, dimension, done, audio_s = 0, 0, 0, 0.0
+    rows, dimension, audio_s = 0, 0, 0.0
     with (folder / "frames.npy").open("wb") as out:
         for speaker in speakers:
             for id, frames_TF in zip(speaker.ids, speaker.frames, strict=True):
                 if dimension not in (0, frames_TF.shape[1]):
-                    raise DataError(f"features of '{id}' have {frames_TF.shape[1]} dimensions, others {dimension}")
+                    raise DataError(
+                        f"features of '{id}' have {frames_TF.shape[1]} dimensions, others {dimension}; "
+                        "all features of a corpus must have the same number"
+                    )
                 if not dimension:
                     dimension = frames_TF.shape[1]
                     np.lib.format.write_array_header_1_0(out, _header(0, dimension))
@@ -140,15 +138,11 @@ def _write(folder: Path, corpus: Corpus, speakers: Iterable[SpeakerFeatures], pr
                 rows += len(frames_TF)
             problems.extend(speaker.problems)
             audio_s += speaker.audio_s
-            done += len(speaker.ids)
-            if progress:
-                progress(done, len(corpus))
         if not rows:
             raise DataError(f"no utterance of {corpus.name} is usable; {'; '.join(Problems(problems).summary())}")
         out.seek(0)
-        np.lib.format.write_array_header_1_0(
-            out, _header(rows, dimension)
-        )  # NumPy pads headers, so that the final one has the same length
+        # NumPy pads headers, so that the final one has the same length.
+        np.lib.format.write_array_header_1_0(out, _header(rows, dimension))
     document = {"utterances": index, "problems": problems, "audio_s": audio_s}
     fresh = folder / "index.json.new"
     fresh.write_text(json.dumps(document))

@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 from roundelay.errors import DataError
 from roundelay.speech.audio import AudioError, Samples, utterance_audio
 from roundelay.speech.corpus import FrameSource, Utterance
+from roundelay.speech.segments import FRAME_SHIFT_S
 
 Frames: TypeAlias = NDArray[np.float32]
 
 WINDOW_MS, SHIFT_MS, LOWEST_Hz = 25, 10, 20.0
-SHIFT_S = SHIFT_MS / 1000
 BLOCK = 1000  # windows transformed at once: ten seconds of audio fit into the processor's cache
 DELTA_REACH = 2  # frames to each side in the regression; Kaldi's default
-FRAMES_OFF = (
-    3  # two feature files of one utterance may differ by so many frames, since programs cut the edges differently
-)
+# Two feature files of one utterance may differ by so many frames, since programs cut the edges differently.
+MAX_FRAMES_OFF = 3
 VARIANCE_FLOOR = 1e-4  # of log energies; below it a dimension counts as constant and becomes zero
 
 
@@ -59,6 +58,7 @@ def log_mel(samples: Samples, rate_Hz: int, bins: int = 40) -> Frames:
 
 
 def _log_energies(frames_TK: Frames, window_K: Frames, bank_BF: Frames) -> Frames:
+    """T×F log energies. K: samples of a window, B: frequencies of its Fourier transform, F: mel filters."""
     centred = frames_TK - frames_TK.mean(axis=1, keepdims=True)
     before = np.concatenate([centred[:, :1], centred[:, :-1]], axis=1)
     spectrum_TB = np.fft.rfft((centred - np.float32(0.97) * before) * window_K, 2 * (len(bank_BF) - 1))
@@ -147,21 +147,21 @@ def speaker_features(
     for utterance in utterances:
         try:
             base_TF = frames(utterance) if frames else _own_frames(utterance, config, result)
-            beside = [_fitted(source(utterance), len(base_TF)) for source in appended]
+            extra = [_fitted(source(utterance), len(base_TF)) for source in appended]
         except AudioError as error:
             result.problems.append((error.kind, f"{utterance.id}: {error.detail}"))
         except DataError as error:
             result.problems.append(("no features", f"{utterance.id}: {error}"))
         else:
             result.ids.append(utterance.id)
-            result.audio_s += len(base_TF) * SHIFT_S
+            result.audio_s += len(base_TF) * FRAME_SHIFT_S
             bases.append(base_TF)
-            extras.append(beside)
+            extras.append(extra)
     expanded = with_deltas if config.deltas else np.asarray
     mean, scale = mean_and_scale(map(expanded, bases)) if config.cmvn and bases else (np.float32(0), np.float32(1))
-    for base_TF, beside in zip(bases, extras, strict=True):
-        length = min(map(len, (base_TF, *beside)))
-        columns = ((expanded(base_TF) - mean) * scale, *beside)
+    for base_TF, extra in zip(bases, extras, strict=True):
+        length = min(map(len, (base_TF, *extra)))
+        columns = ((expanded(base_TF) - mean) * scale, *extra)
         result.frames.append(np.concatenate([array[:length] for array in columns], axis=1).astype(np.float16))
     return result
 
@@ -181,6 +181,6 @@ def _fitted(values: Frames, frames: int) -> Frames:
         return np.broadcast_to(values, (frames, len(values)))
     period = round(frames / len(values))
     repeated = np.repeat(values, period, axis=0) if period > 1 else values
-    if abs(len(repeated) - frames) > max(FRAMES_OFF, period):
+    if abs(len(repeated) - frames) > max(MAX_FRAMES_OFF, period):
         raise DataError(f"{len(values)} frames of appended features do not fit {frames} frames")
     return repeated

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     _check(args)
     corpus = _corpus(args)
     with _progress_bar("checking") as progress:
-        found = summary(corpus, listen=not args.quick, progress=progress)
+        found = summary(corpus, quick=args.quick, progress=progress)
     if args.json:
         document = dataclasses.asdict(found)
         document["lexicon"] = str(corpus.lexicon) if corpus.lexicon else None

@@ -9,10 +9,11 @@ import torch
 from loopback import PATIENCE_S, loopback, outcomes, together
 from torch import nn
 
+from roundelay.cluster.membership import Membership
 from roundelay.errors import PeerLostError, StrategyError
 from roundelay.learner import Learner
 from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, SuperLearner
-from roundelay.topology import random_ring, ring
+from roundelay.topology import complete, random_ring, ring
 from roundelay.transport.solo import SoloTransport
 
 STRATEGIES = {
@@ -798,9 +799,25 @@ def test_an_exception_in_the_loop_of_one_asynchronous_learner_is_survived_and_lo
     assert "has lost learner 1: it gave up (ZeroDivisionError: bad batch)" in caplog.text
 
 
+def test_a_peer_that_is_lost_while_the_learner_is_being_made_is_not_called():
+    class SlowToAttach(ADPSGD):
+        def attach(self, replica, transport, membership):
+            transport.lose(2, "its process ended")
+            super().attach(replica, transport, membership)
+
+    with loopback(3) as transports:
+        module = mlp()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        strategy = SlowToAttach(complete(3))
+        with Learner(module, optimizer, strategy, transports[0], Membership.of(3)) as learner:
+            assert learner.membership.living == (0, 1)
+            assert {strategy._partners.next() for _ in range(6)} == {1}
+            learner.transport.check()
+
+
 def test_peers_lost_in_two_threads_at_once_are_both_taken_out():
     learner = solo()
-    learner.membership = type(learner.membership).of(64)
+    learner.membership = Membership.of(64)
     together(8, lambda rank: [learner._peer_lost(peer, "test") for peer in range(8 * rank, 8 * rank + 8)])
     assert learner.membership.living == ()
     assert learner.membership.generation == 64

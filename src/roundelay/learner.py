@@ -70,7 +70,7 @@ class Learner:
         self._observed: dict[str, float] = {}
         self._wait_s = self._mix_s = 0.0
         self._began = time.perf_counter()
-        self._finished = self._closed = self._warned = False
+        self._attached = self._finished = self._closed = self._warned = False
         self._cleanup = contextlib.ExitStack()
         try:
             self._begin(agreed=membership is not None)
@@ -89,6 +89,9 @@ class Learner:
             check_agreement(self.module, self.strategy, self.transport, everyone.living)
             take_first_weights(self.module, self.transport, everyone.living)
         self.strategy.attach(self.replica, self.transport, everyone)
+        self._attached = True
+        for peer, reason in self.transport.lost.items():  # lost before the strategy could be told
+            self.strategy.peer_lost(peer, reason)
         self.replica.mark()
         self._cleanup.callback(StepHooks(self.optimizer, self._before_step, self._after_step).remove)
         reduced = self.replica.weights if self.strategy.reduces_gradients else []
@@ -274,11 +277,11 @@ class Learner:
             self.membership = self.membership.without(peer)
         level = logging.INFO if reason == LEFT else logging.WARNING
         log.log(level, "learner %d has lost learner %d: %s", self.transport.rank, peer, reason)
-        if not self._closed:  # the training thread may have given up because of this loss already
+        if self._attached and not self._closed:  # the training thread may have given up because of this loss already
             self.strategy.peer_lost(peer, reason)
 
     def _peer_silent(self, peer: int, *, silent: bool) -> None:
-        if not self._closed:
+        if self._attached and not self._closed:
             self.strategy.peer_silent(peer, silent=silent)
 
     def _abort(self, error: BaseException) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from worlds import LR, train, weights, world
 
 from roundelay.cluster.membership import Membership
-from roundelay.errors import StrategyError, TopologyError
+from roundelay.errors import PeerLostError, StrategyError, TopologyError
 from roundelay.simulation import run
 from roundelay.strategies import ADPSGD
 from roundelay.topology import complete, random_ring, ring, spectral_gap, star
@@ -324,6 +324,35 @@ def test_what_fails_while_a_reply_is_applied_is_raised_at_the_next_step(monkeypa
     monkeypatch.setattr(learners[0].strategy, "_apply", broken)
     with pytest.raises(ZeroDivisionError, match="in the background"):
         run(clock, learners, 10)
+
+
+def test_what_fails_while_a_correction_is_freed_is_raised_too_and_the_exchange_has_ended(monkeypatch):
+    _, network, learners = world([ADPSGD(ring(2)) for _ in range(2)])
+    strategy, transport = learners[0].strategy, network.transports[0]
+    strategy.attach(Replica(learners[0].module), transport, Membership.of(2))
+    finish(strategy.before_step())
+    finish(strategy.after_step())
+
+    def broken(buffer):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(transport, "free", broken)
+    transport.lose(1, "its process ended")  # its reply was on the way
+    assert strategy._exchange.over.done()
+    with pytest.raises(OSError, match="Too many open files"):
+        finish(strategy.drain())
+
+
+def test_a_peer_that_has_come_back_is_not_lost_with_its_old_connection():
+    _, network, learners = world([ADPSGD(ring(2)) for _ in range(2)])
+    strategy, transport = learners[0].strategy, network.transports[0]
+    strategy.attach(Replica(learners[0].module), transport, Membership.of(2))
+    finish(strategy.before_step())
+    finish(strategy.after_step())
+    transport._pending[0][1].set_exception(PeerLostError(1, "it has come back at another address"))
+    assert strategy._exchange.over.done()
+    assert strategy.metrics()["peers_lost"] == 0
+    assert strategy._call_next()
 
 
 def test_bad_arguments_are_refused():

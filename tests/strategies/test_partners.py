@@ -42,6 +42,14 @@ def test_members_of_a_new_membership_do_not_count_as_lost():
     assert {partners.next() for _ in range(4)} == {1, 2}
 
 
+def test_a_peer_that_falls_silent_after_it_was_lost_is_called_again_once_it_has_come_back():
+    partners = partners_of(ring(3))
+    partners.lose(1)
+    partners.set_silent(1, silent=True)
+    partners.use(ring(3), Membership.of(3))
+    assert {partners.next() for _ in range(4)} == {1, 2}
+
+
 @pytest.mark.parametrize("mixing", [random_ring(3), random_matching(3)], ids=repr)
 def test_a_learner_whose_one_peer_of_two_is_lost_never_says_that_it_is_alone(mixing, caplog):
     partners = partners_of(mixing)

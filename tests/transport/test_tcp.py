@@ -5,6 +5,7 @@ import os
 import random
 import socket
 import threading
+import time
 import traceback
 from concurrent.futures import wait
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from loopback import PATIENCE_S, loopback, outcomes, together
 
-from roundelay.errors import PeerLostError, StrategyError
+from roundelay.errors import CheckpointError, PeerLostError, StrategyError
 from roundelay.transport import handshake, tcp
 from roundelay.transport.base import LEFT, Request
 from roundelay.transport.framing import Connection, Header, Kind
@@ -297,6 +298,61 @@ def test_a_frozen_peer_does_not_block_others_while_it_is_connected_to(monkeypatc
         error = stuck.exception(PATIENCE_S)
         assert isinstance(error, PeerLostError)
         assert error.peer == 2
+
+
+def test_a_request_to_where_a_peer_was_does_not_lose_the_peer_that_has_come_back():
+    with loopback(2) as (a, b):
+        waiting = a.call(1, a.allocate(8))  # b does not serve calls yet
+        while not b._connections._incoming:
+            time.sleep(0.001)
+        a.admit(1, b.address)
+        error = waiting.exception(PATIENCE_S)
+        assert isinstance(error, PeerLostError)
+        assert error.reason == "it has come back at another address"
+        assert a.lost == {}
+        b.serve(lambda peer, request, reply: reply.copy_(request + 1))
+        assert (a.call(1, a.allocate(8).fill_(1)).result(PATIENCE_S) == 2).all()
+
+
+def test_a_connection_that_opens_while_its_peer_comes_back_is_closed():
+    with loopback(2) as (a, b), socket.create_server(("127.0.0.1", 0)) as frozen:
+        b.serve(lambda peer, request, reply: None)
+        a._connections._addresses[1] = frozen.getsockname()[:2]
+        waiting = a.call(1, a.allocate(8))
+        with frozen.accept()[0]:
+            a.admit(1, b.address)
+        error = waiting.exception(PATIENCE_S)
+        assert isinstance(error, PeerLostError)
+        assert a.lost == {}
+        a.call(1, a.allocate(8)).result(PATIENCE_S)
+
+
+def test_a_learner_that_has_finished_does_not_wait_for_a_peer_that_it_loses():
+    with loopback(2) as (a, _):
+        finished = a.finish(a.allocate(8), (0, 1))
+        assert not finished.done()
+        a.lose(1, "its connection broke")
+        finished.result(PATIENCE_S)
+
+
+def test_a_learner_that_closes_before_it_offers_its_state_is_lost_to_those_that_wait_for_it():
+    with loopback(2) as (a, b):
+        fetched = a.fetch(1)
+        while not b._connections._incoming:
+            time.sleep(0.001)
+        b.close()
+        assert isinstance(fetched.exception(PATIENCE_S), PeerLostError)
+
+
+def test_an_error_of_the_offered_state_reaches_the_training_thread():
+    def broken():
+        raise CheckpointError("cannot save this")  # an OSError, as a broken connection would raise
+
+    with loopback(2) as (a, b):
+        b.offer(broken)
+        assert isinstance(a.fetch(1).exception(PATIENCE_S), PeerLostError)
+        with pytest.raises(CheckpointError, match="cannot save this"):
+            b.check()
 
 
 def test_a_reply_that_cannot_be_sent_is_undone():

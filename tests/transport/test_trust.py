@@ -13,6 +13,7 @@ import pytest
 import torch
 from loopback import PATIENCE_S, loopback
 
+from roundelay import threads
 from roundelay.errors import PeerLostError, RefusedError, StrategyError
 from roundelay.transport import acceptor, handshake, receiver, requests
 from roundelay.transport.framing import Connection, Header, Kind
@@ -233,6 +234,22 @@ def test_when_there_are_no_more_files_to_be_had_the_door_stays(monkeypatch):
         until(lambda: not left[0])
         third.call(0, third.allocate(64)).result(PATIENCE_S)
         learner._acceptor._listener = real
+
+
+def test_a_learner_that_runs_out_of_threads_accepts_connections_later(monkeypatch):
+    start, failures = threads.start, []
+
+    def out_of_threads(name, target):
+        if not failures:
+            failures.append(name)
+            raise RuntimeError("can't start new thread")
+        return start(name, target)
+
+    with exchanging(3) as (learner, _, third):
+        monkeypatch.setattr(threads, "start", out_of_threads)
+        socket.create_connection(learner.address).close()
+        until(lambda: refused(learner, "handshake") == 1)
+        third.call(0, third.allocate(64)).result(PATIENCE_S)
 
 
 def test_a_learner_of_another_run_is_a_stranger():

@@ -19,7 +19,7 @@ from roundelay.strategies.exchange_counts import ExchangeCounts
 from roundelay.strategies.pair_average import PairAverage
 from roundelay.strategies.partners import Partners
 from roundelay.topology import Family, Mixing, family
-from roundelay.transport.base import Request, Transport
+from roundelay.transport.base import NO_CALLS, Request, Transport
 from roundelay.weights.flat import NON_FINITE, Flat
 from roundelay.weights.replica import Replica
 
@@ -160,27 +160,35 @@ class ADPSGD(Strategy):
         return True
 
     def _replied(self, reply: Future[Tensor], exchange: _Exchange, correction: Flat) -> None:
-        """x_i <- x_i - c. In a thread of the transport, or on the virtual clock."""
-        reusable = True
+        """End an own exchange. In a thread of the transport, or on the virtual clock."""
         try:
-            self._apply(exchange.peer, reply.result())
+            self._take_reply(reply, exchange.peer, correction)
+        except BaseException as error:  # a future swallows what its callbacks raise: the next step raises this
+            self._failure = error
+        finally:
+            exchange.over.set_result(None)
+
+    def _take_reply(self, reply: Future[Tensor], peer: int, correction: Flat) -> None:
+        """x_i <- x_i - c, if the peer has replied."""
+        try:
+            self._apply(peer, reply.result())
         except RefusedError as error:
-            self._counts.failed += 1
+            self._count_failed()
             if error.reason == NON_FINITE:
                 self._live.stop_narrowing()  # the correction may be too large for the wire dtype
             if reply.exception() is None:
-                self.transport.refused.count(error.reason, f"a reply of learner {error.peer}")
+                self.transport.refused.count(error.reason, f"a reply of learner {peer}")
         except PeerLostError as error:
+            self._count_failed()
+            if error.reason == NO_CALLS or peer in self.transport.lost:  # not if it has come back at another address
+                self._partners.lose(peer)
+            self.transport.free(correction.storage)  # a peer that is only frozen may still write to it
+            return
+        self._corrections.append(correction)
+
+    def _count_failed(self) -> None:
+        with self._live.lock:
             self._counts.failed += 1
-            self._partners.lose(error.peer)
-            reusable = False  # a peer that is only frozen may still write to it
-        except BaseException as error:  # a future swallows what its callbacks raise: the next step raises this
-            self._failure = error
-        if reusable:
-            self._corrections.append(correction)
-        else:
-            self.transport.free(correction.storage)
-        exchange.over.set_result(None)
 
     def _apply(self, peer: int, reply: Tensor) -> None:
         self._live.take(peer, reply)

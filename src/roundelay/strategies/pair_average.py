@@ -28,12 +28,11 @@ class FairLock:
     """
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()  # of the two below
+        self._guard = threading.Lock()  # guards the two below
         self._held = False
         self._waiting: deque[threading.Lock] = deque()
 
     def acquire(self) -> None:
-        """Wait for the lock."""
         with self._guard:
             if not self._held:
                 self._held = True
@@ -41,10 +40,19 @@ class FairLock:
             turn = threading.Lock()
             turn.acquire()
             self._waiting.append(turn)
-        turn.acquire()  # blocks until `release` hands the lock over
+        try:
+            turn.acquire()  # blocks until `release` hands the lock over
+        except BaseException:  # a signal handler has raised, KeyboardInterrupt for example: do not keep the lock
+            with self._guard:
+                still_waiting = turn in self._waiting
+                if still_waiting:
+                    self._waiting.remove(turn)
+            if not still_waiting:
+                self.release()
+            raise
 
     def release(self) -> None:
-        """Hand the lock to the first waiter. Any thread may do that."""
+        """Hand the lock to the first waiter. Any thread may call this, not only the one that holds the lock."""
         with self._guard:
             if self._waiting:
                 self._waiting.popleft().release()
@@ -52,7 +60,6 @@ class FairLock:
                 self._held = False
 
     def locked(self) -> bool:
-        """Whether any thread holds the lock."""
         return self._held
 
     def __enter__(self) -> None:

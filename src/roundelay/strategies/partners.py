@@ -69,7 +69,10 @@ class Partners:
     def set_silent(self, peer: int, *, silent: bool) -> None:
         """`peer` does not answer for the moment, or does again; `change` is done."""
         with self._lock:
-            (self._silent.add if silent else self._silent.discard)(peer)
+            if silent and peer not in self.lost:  # a lost peer would stay silent when it comes back
+                self._silent.add(peer)
+            else:
+                self._silent.discard(peer)
             waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.set_result(None)

@@ -80,10 +80,19 @@ class Acceptor:
                     return
                 self._unauthenticated.append(connection)
                 oldest = self._unauthenticated[0] if len(self._unauthenticated) > MOST_UNAUTHENTICATED else None
-                self._threads = {thread for thread in self._threads if thread.is_alive()}
-                self._threads.add(threads.start("serve", functools.partial(self._authenticate, connection)))
+                self._start_thread(connection)
             if oldest is not None:
                 shut_down(oldest)
+
+    def _start_thread(self, connection: socket.socket) -> None:
+        """Serve the connection in its own thread. The caller holds the lock."""
+        self._threads = {thread for thread in self._threads if thread.is_alive()}
+        try:
+            self._threads.add(threads.start("serve", functools.partial(self._authenticate, connection)))
+        except RuntimeError as error:  # too many threads are running; some will end soon
+            self._refused.count(HANDSHAKE, f"a connection ({error})")
+            self._unauthenticated.remove(connection)
+            connection.close()
 
     def _authenticate(self, connection: socket.socket) -> None:
         try:

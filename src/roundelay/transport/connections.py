@@ -19,11 +19,25 @@ from roundelay.transport.security import Security
 
 
 class _Outgoing:
-    """Our connection to one peer; opened when first used."""
+    """Our connection to one peer; opened when first used.
+
+    Attributes:
+        lock: held for the length of a request.
+        replaced: the peer has come back, so a request that still uses this connection says nothing about the peer.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # one request at a time
+        self.lock = threading.Lock()
         self.connection: Connection | None = None
+        self.replaced = False
+
+    def replace(self) -> None:
+        """Wake the request under way, then close the connection."""
+        self.replaced = True
+        if self.connection is not None:
+            shut_down(self.connection.socket)
+            with self.lock:  # a file descriptor must not be closed, and used again, while a thread reads from it
+                self.connection.socket.close()
 
 
 class Connections:
@@ -61,9 +75,8 @@ class Connections:
         with self._lock:
             self._addresses[peer] = address
             before = self._outgoing.pop(peer, None)
-        if before is not None and before.connection is not None:
-            shut_down(before.connection.socket)
-            before.connection.socket.close()
+        if before is not None:
+            before.replace()
 
     def open_heartbeat(self, peer: int) -> socket.socket:
         """A new connection for heartbeats. Raises OSError if the peer does not answer."""
@@ -86,11 +99,16 @@ class Connections:
                     hello = Hello(self._rank, Purpose.REQUESTS, os.getpid(), self._host)
                     opened = handshake.connect(self._addresses[peer], hello, peer, self._security)
                     outgoing.connection = Connection(*opened)
-                    self._liveness.raise_if_lost(peer)  # lost meanwhile, before this socket could be shut down
+                    # The peer was lost or replaced meanwhile, before this socket could be shut down.
+                    if outgoing.replaced:
+                        outgoing.connection.socket.close()
+                    self._liveness.raise_if_lost(peer)
                 yield outgoing.connection
         except PeerLostError:
             raise
         except OSError as error:
+            if outgoing.replaced:
+                raise PeerLostError(peer, "it has come back at another address") from error
             reason = self._liveness.reason(peer, BEAT_S) or f"its connection broke ({error.strerror or error})"
             self._lose(peer, reason)
             raise PeerLostError(peer, reason) from error

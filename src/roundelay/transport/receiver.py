@@ -50,8 +50,8 @@ class Receiver:
         self._one_handler = threading.Lock()
         self._request_buffer = _RequestBuffer()
         self._replacing = threading.Lock()
-        self._offered: Callable[[], Tensor] = lambda: torch.empty(0, dtype=torch.uint8)
-        self._offering = threading.Event()
+        self._state: Callable[[], Tensor] | None = None
+        self._offering = threading.Event()  # state, or the end
 
     def set_handler(self, handler: Handler | None, undo: Undo | None = None) -> None:
         """Answer calls with `handler`; None refuses them from now on, and waits for the calls under way."""
@@ -62,12 +62,13 @@ class Receiver:
 
     def offer(self, state: Callable[[], Tensor]) -> None:
         """Give `state()` to learners that fetch it."""
-        self._offered = state
+        self._state = state
         self._offering.set()
 
     def close(self) -> None:
         """Refuse calls, and keep no thread waiting."""
         self.set_handler(None)
+        self._state = None
         self._offering.set()
 
     def serve(self, connection: Connection) -> None:
@@ -120,7 +121,10 @@ class Receiver:
 
     def _give_state(self, connection: Connection) -> None:
         self._offering.wait()
-        state = self._offered()
+        if (offered := self._state) is None:
+            raise ConnectionAbortedError("this learner has closed")
+        with self._failing_training():
+            state = offered()
         sent = connection.send(Header(Kind.STATE, state.nbytes), state)
         self._owner.traffic.sent(connection.peer.rank, sent)
 
@@ -169,15 +173,12 @@ class Receiver:
             try:
                 if self._is_other_layout(header):
                     raise RefusedError(peer, "another model")
-                with self._one_handler:
+                with self._one_handler, self._failing_training():
                     handler(peer, request, reply)
             except RefusedError as error:
                 self._owner.refused.count(error.reason, f"a call of learner {peer}")
                 connection.refuse(error.reason)
                 return
-            except BaseException as error:
-                self._owner.fail(error)  # here, because an OSError of the handler is no broken connection
-                raise ConnectionAbortedError("the handler failed") from error
             try:
                 answer = Header(Kind.REPLY, header.nbytes, shared_fd=header.shared_fd)
                 sent = connection.send(answer, reply if header.shared_fd < 0 else None)
@@ -186,6 +187,20 @@ class Receiver:
                 if undo:
                     undo(peer, reply)
                 raise
+
+    @contextlib.contextmanager
+    def _failing_training(self) -> Iterator[None]:
+        """Have the training thread raise what goes wrong in this block, and end the connection.
+
+        Here and not in `serve`, because an OSError in this block is no broken connection. RefusedError passes.
+        """
+        try:
+            yield
+        except RefusedError:
+            raise
+        except BaseException as error:
+            self._owner.fail(error)
+            raise ConnectionAbortedError("this learner has failed") from error
 
     @contextlib.contextmanager
     def _counted_call(self) -> Iterator[tuple[Handler | None, Undo | None]]:

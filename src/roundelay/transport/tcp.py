@@ -191,6 +191,7 @@ class TcpTransport(Transport):
     def lose(self, peer: int, reason: str) -> None:
         """Fail what depends on `peer`, and wake the threads that are blocked on it."""
         if self._liveness.lose(peer, reason):
+            self._swaps.peer_finished(peer)
             self._connections.shut_down(peer)
             if not self._closed:
                 self._tell_lost(peer, reason)

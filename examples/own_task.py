@@ -1,4 +1,4 @@
-"""A task of one's own: noisy sines, told apart by a small network. Nothing of Roundelay is touched.
+"""A task of your own: a small network classifies noisy sines by their frequency.
 
 cd examples && roundelay train own_task:Sines --learners 4 --epochs 20 --out /tmp/sines
 cd examples && roundelay train own_task:Sines --set settings.noise=1.0 --set data.batch=64 --set optimizer.lr=0.02

@@ -29,4 +29,4 @@ def test_arcs_pickle():
     given = arcs([(0, 1, 1, 2, 0.5)], [np.inf, 0])
     again = pickle.loads(pickle.dumps(given))
     assert again.cost.tolist() == given.cost.tolist()
-    assert again.num_states == 2
+    assert again.num_nodes == 2

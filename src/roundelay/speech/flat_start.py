@@ -8,10 +8,10 @@ First the loud part of every utterance is divided equally among its phones. Then
 With one Gaussian per state, both steps can only raise the total log likelihood. A linear map makes the features suitable
 for diagonal covariances: principal axes at first, then linear discriminant analysis.
 
-Silence needs care. Utterances begin and end with silence that is longer than a phone. A phone that is given some of it at first
-never loses it again; this is why only the loud part is divided. And silence is not one sound, but breath, clicks and the
-noise of each room. With one Gaussian it would lose frames to phones with broad Gaussians (HH, the closure of P), so it
-gets several.
+Silence needs care. Utterances begin and end with silence that is longer than a phone. If a phone gets some of this silence at
+first, training never takes it back; this is why only the loud part is divided. Also, silence is not one sound, but breath,
+clicks and the noise of each room. With one Gaussian it would lose frames to phones with broad Gaussians (HH, the closure of
+P), so it gets several.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CONTEXT = 3  # frames to either side that the discriminant analysis includes
 _ITERATIONS = 10  # at most, with each linear map
 _CONVERGED = 1e-3  # iterations end when the relative gain is below this
 _SILENCE_GAUSSIANS = 4  # of each state of silence
-_ENDS = 5  # frames at each end of an utterance, which are quiet in most utterances
+_ENDS = 5  # frames at each end of an utterance that are quiet in most utterances
 _SMOOTHED = 5  # frames over which loudness is averaged
 _MARGIN = 8  # frames added before the first and after the last loud frame, because consonants are soft
 
@@ -93,7 +93,7 @@ def flat_start(
     graphs = {name: graphs[name] for name in first}
     found, costs = _viterbi_training(principal, Alignments(first), graphs, _number_of_gaussians(tying, 1), workers)
     stages = [costs]
-    for _ in range(2):
+    for _ in range(2):  # the directions depend on the labels, which the first pass improves
         discriminant = _discriminant(principal, found.labels, tying)
         number_S = _number_of_gaussians(tying, _SILENCE_GAUSSIANS)
         found, costs = _viterbi_training(discriminant, found, graphs, number_S, workers)
@@ -130,13 +130,13 @@ def uniform_alignment(num_frames: int, loud: Span, words: Sequence[str], lexicon
     """
     said = [tying.number(phone) for word in words for phone in lexicon[word][0]]
     phones = np.array([0, *said, 0], dtype=np.int32)
-    least, share = tying.states_per_phone, num_frames // len(phones)
-    if share < least:
-        states = len(phones) * least
+    shortest, share = tying.states_per_phone, num_frames // len(phones)
+    if share < shortest:
+        states = len(phones) * shortest
         raise SpeechError(f"{num_frames} frames are too few for the {states} states of the transcript")
-    first = max(loud.first, least) if loud.first else share
-    last = min(loud.last, num_frames - least) if loud.last < num_frames else num_frames - share
-    if last - first < len(said) * least:
+    first = max(loud.first, shortest) if loud.first else share
+    last = min(loud.last, num_frames - shortest) if loud.last < num_frames else num_frames - share
+    if last - first < len(said) * shortest:
         first, last = share, num_frames - share
     starts = [0, *(first + np.arange(len(said)) * (last - first) // max(len(said), 1)), last]
     return state_labels(Occurrences(phones, np.array(starts, dtype=np.int32), num_frames), tying)
@@ -175,7 +175,7 @@ def _principal(features: Mapping[str, NDArray[Any]], known: Iterable[str]) -> di
 def _discriminant(
     features: Mapping[str, NDArray[Any]], labels: Mapping[str, Ints], tying: Tying
 ) -> dict[str, NDArray[np.float32]]:
-    """A few adjacent frames each, projected on the directions that separate the labelled states best."""
+    """Each frame with its neighbours, projected on the directions that separate the labelled states best."""
     wide = {name: spliced(frames) for name, frames in features.items()}
     _, covariance = mean_and_covariance(wide[name] for name in labels)
     seen = Statistics.of((wide[name] for name in labels), labels.values(), tying.num_states)

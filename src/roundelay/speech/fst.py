@@ -1,7 +1,7 @@
 """Weighted transducers as NumPy arrays, and their conversion to and from kaldifst.
 
 A `const` file of OpenFst is a header and two tables. Reading and writing the tables as arrays is thousands of times faster than
-one Python call per arc. And arrays can be pickled and rescaled.
+one Python call per arc. Arrays can also be pickled and rescaled.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class Arcs:
         return len(self.source)
 
     @property
-    def num_states(self) -> int:
-        """Number of nodes."""
+    def num_nodes(self) -> int:
         return len(self.final)
 
 
@@ -64,14 +63,14 @@ def to_kaldi(graph: Arcs) -> Fst:
     table = np.empty(len(graph), dtype=_ARC)
     for name in ("ilabel", "olabel", "cost", "target"):
         table[name] = getattr(graph, name)[order]
-    states = np.zeros(graph.num_states, dtype=_STATE)
+    states = np.zeros(graph.num_nodes, dtype=_STATE)
     states["final"] = graph.final
-    states["arcs"] = np.bincount(graph.source, minlength=graph.num_states)
+    states["arcs"] = np.bincount(graph.source, minlength=graph.num_nodes)
     states["first"] = np.cumsum(states["arcs"]) - states["arcs"]
-    states["ilabel_0"] = np.bincount(graph.source[graph.ilabel == 0], minlength=graph.num_states)
-    states["olabel_0"] = np.bincount(graph.source[graph.olabel == 0], minlength=graph.num_states)
+    states["ilabel_0"] = np.bincount(graph.source[graph.ilabel == 0], minlength=graph.num_nodes)
+    states["olabel_0"] = np.bincount(graph.source[graph.olabel == 0], minlength=graph.num_nodes)
     header = _HEADER.pack(
-        _MAGIC, 5, b"const", 8, b"standard", _VERSION, 0, _EXPANDED, graph.start, graph.num_states, len(graph)
+        _MAGIC, 5, b"const", 8, b"standard", _VERSION, 0, _EXPANDED, graph.start, graph.num_nodes, len(graph)
     )
     with _file_in_memory() as path:
         path.write_bytes(header + states.tobytes() + table.tobytes())
@@ -84,10 +83,10 @@ def from_kaldi(fst: Fst) -> Arcs:
     with _file_in_memory() as path:
         kaldifst.StdConstFst(fst).write(str(path))
         content = path.read_bytes()
-    *_, start, num_states, num_arcs = _HEADER.unpack_from(content)
-    states = np.frombuffer(content, _STATE, num_states, _HEADER.size)
+    *_, start, num_nodes, num_arcs = _HEADER.unpack_from(content)
+    states = np.frombuffer(content, _STATE, num_nodes, _HEADER.size)
     table = np.frombuffer(content, _ARC, num_arcs, _HEADER.size + states.nbytes)
-    source = np.repeat(np.arange(num_states, dtype=np.int32), states["arcs"])
+    source = np.repeat(np.arange(num_nodes, dtype=np.int32), states["arcs"])
     target, ilabel, olabel, cost = (table[name].copy() for name in ("target", "ilabel", "olabel", "cost"))
     return Arcs(source, target, ilabel, olabel, cost, states["final"].copy(), start)
 

@@ -14,7 +14,7 @@ from roundelay.speech.segments import Ints
 
 _VARIANCE_FLOOR = 0.01  # of the variance over all frames
 _LEAST_VARIANCE = 1e-6  # of directions in which the features are constant
-_ROUNDS = 5  # of fitting Gaussians and assigning frames to them, after a cluster was split in two
+_REASSIGNMENTS = 5  # of all frames to newly fitted Gaussians, after each split of a cluster
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +50,13 @@ class Gaussians:
 
     @classmethod
     def fit(cls, seen: Statistics) -> Gaussians:
-        """Mean and variance of each state's frames. A state without frames gets the mean and variance of all frames."""
+        """Mean and variance of each state's frames. A state with too few frames gets those of all frames."""
         frames, count = seen.count_S.sum(), np.maximum(seen.count_S, 1)[:, None]
-        overall = seen.sum_SD.sum(axis=0) / frames
-        spread = seen.square_SD.sum(axis=0) / frames - overall**2
-        rare = seen.count_S[:, None] < 2
-        mean = np.where(seen.count_S[:, None] < 1, overall, seen.sum_SD / count)
-        variance = np.where(rare, spread, seen.square_SD / count - mean**2)
-        return cls(mean, np.maximum(variance, np.maximum(_VARIANCE_FLOOR * spread, _LEAST_VARIANCE)))
+        overall_mean = seen.sum_SD.sum(axis=0) / frames
+        overall_variance = seen.square_SD.sum(axis=0) / frames - overall_mean**2
+        mean = np.where(seen.count_S[:, None] < 1, overall_mean, seen.sum_SD / count)
+        variance = np.where(seen.count_S[:, None] < 2, overall_variance, seen.square_SD / count - mean**2)
+        return cls(mean, np.maximum(variance, np.maximum(_VARIANCE_FLOOR * overall_variance, _LEAST_VARIANCE)))
 
     def log_likelihoods(self, frames_TD: NDArray[Any]) -> Floats:
         """T×S log N(x; μ_s, σ²_s) = −½ Σ_d [(x_d − μ_d)²/σ²_d + log 2πσ²_d], as two matrix products."""
@@ -118,13 +117,13 @@ def _clusters(frames_ND: NDArray[Any], number: int) -> Ints:
     each frame goes to the most likely one. This is repeated until there are `number` clusters.
     """
     cluster_N = np.zeros(len(frames_ND), dtype=np.int32)
-    for fresh in range(1, number if len(frames_ND) else 1):
+    for new in range(1, number if len(frames_ND) else 1):
         inside = np.flatnonzero(cluster_N == np.bincount(cluster_N).argmax())
         mean, covariance = mean_and_covariance([frames_ND[inside]])
         above = (frames_ND[inside] - mean) @ principal_axes(covariance, 1)[:, 0] > 0
-        cluster_N[inside[above]] = fresh
-        for _ in range(_ROUNDS):
-            seen = Statistics.of([frames_ND], [cluster_N], fresh + 1)
+        cluster_N[inside[above]] = new
+        for _ in range(_REASSIGNMENTS):
+            seen = Statistics.of([frames_ND], [cluster_N], new + 1)
             log_weight = _log_share(seen.count_S, seen.count_S.sum())
             cluster_N = (Gaussians.fit(seen).log_likelihoods(frames_ND) + log_weight).argmax(axis=1).astype(np.int32)
     return cluster_N

@@ -5,7 +5,7 @@
     C   the left and right neighbours of each phone       nothing for monophones
     H   the states of each phone in context               the tying
 
-They are composed, determinised and minimised; then each state gets its self-loop. Input labels are state + 1 (0 consumes no
+The four are composed, determinised and minimised; then each state gets its self-loop. Input labels are state + 1 (0 consumes no
 frame). Output labels are the index of the word in the lexicon + 1.
 
 Costs are kept apart: arcs carry the costs of L and G, and the costs of the HMM follow from the state of an arc. So the LM scale,
@@ -68,10 +68,10 @@ def decoding_graph(lexicon: Lexicon, lm: NGram, tying: Tying) -> Graph:
 
 def alignment_graph(lexicon: Lexicon, words: Sequence[str], tying: Tying) -> Graph:
     """H ∘ C ∘ L ∘ G where G is one sentence: the search finds its pronunciations, silences and times."""
-    strange = lexicon.unknown([" ".join(words)])
-    if strange:
+    unknown_words = lexicon.unknown([" ".join(words)])
+    if unknown_words:
         raise SpeechError(
-            f"words that are not in the lexicon: {', '.join(strange)}; add them, or leave such utterances out"
+            f"words that are not in the lexicon: {', '.join(unknown_words)}; add them, or leave such utterances out"
         )
     number = _word_numbers(lexicon)
     sentence = [(i, i + 1, number[word], number[word], 0.0) for i, word in enumerate(words)]
@@ -175,7 +175,10 @@ def _compact(fst: Fst) -> None:
 
 
 def _states_of(windows: Sequence[Sequence[int]], tying: Tying) -> Arcs:
-    """H: the chain of states of each context window of phones. Marks pass through; their labels come after the states."""
+    """H: the chain of states of each context window of phones. Marks pass through; their labels come after the states.
+
+    `windows[i]` belongs to the label i of C, as in Kaldi: nothing for 0, one number ≤ 0 for a mark, otherwise labels of phones.
+    """
     phones = np.array(
         [i for i, window in enumerate(windows) if window and window[tying.context_width // 2 % len(window)] > 0]
     )
@@ -212,12 +215,12 @@ def with_self_loops(graph: Arcs) -> tuple[Arcs, NDArray[np.bool_]]:
     emits = graph.ilabel > 0
     entered, which = np.unique(np.stack([graph.target[emits], graph.ilabel[emits]]), axis=1, return_inverse=True)
     node, label = entered
-    ways_in = np.bincount(node, minlength=graph.num_states)
-    ways_in += np.bincount(graph.target[~emits], minlength=graph.num_states)
+    ways_in = np.bincount(node, minlength=graph.num_nodes)
+    ways_in += np.bincount(graph.target[~emits], minlength=graph.num_nodes)
     ways_in[graph.start] += 1
     shared = ways_in[node] > 1
     home = node.copy()
-    home[shared] = graph.num_states + np.arange(shared.sum())
+    home[shared] = graph.num_nodes + np.arange(shared.sum())
     target = graph.target.copy()
     target[emits] = home[which.ravel()]
     zeros = np.zeros(len(home) + int(shared.sum()), dtype=np.int32)

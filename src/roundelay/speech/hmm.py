@@ -90,17 +90,14 @@ class Monophones(Tying):
 
     @property
     def num_states(self) -> int:
-        """Number of phones × n."""
         return len(self.phones) * self.states_per_phone
 
     @cached_property
     def phone_of_state(self) -> Ints:
-        """State s belongs to phone s // n."""
         return np.arange(self.num_states, dtype=np.int32) // self.states_per_phone
 
     @cached_property
     def position_of_state(self) -> Ints:
-        """State s has position s mod n."""
         return np.arange(self.num_states, dtype=np.int32) % self.states_per_phone
 
     def chains(self, left: ArrayLike, phone: ArrayLike, right: ArrayLike) -> Ints:
@@ -110,7 +107,6 @@ class Monophones(Tying):
         return chains
 
     def to_json(self) -> dict[str, Any]:
-        """A value for JSON."""
         return {"kind": "monophones", "phones": list(self.phones), "states_per_phone": self.states_per_phone}
 
 
@@ -190,17 +186,11 @@ def phone_segments(labels_T: ArrayLike, tying: Tying) -> Segments:
     return segments((tying.phones[i], round(t * FRAME_SHIFT_S, 6), round(d * FRAME_SHIFT_S, 6)) for i, t, d in rows)
 
 
-def counts(labels: Iterable[ArrayLike], num_states: int) -> NDArray[np.int64]:
-    """Number of frames of each state."""
-    total = np.zeros(num_states, dtype=np.int64)
-    for labels_T in labels:
-        total += np.bincount(np.asarray(labels_T), minlength=num_states)
-    return total
-
-
 def log_priors(labels: Iterable[ArrayLike], num_states: int) -> Floats:
     """ln p(s). One frame is added to each state, so that states without frames stay finite."""
-    smoothed = counts(labels, num_states) + 1.0
+    smoothed = np.ones(num_states)
+    for labels_T in labels:
+        smoothed += np.bincount(np.asarray(labels_T), minlength=num_states)
     priors: Floats = np.log(smoothed / smoothed.sum()).astype(np.float32)
     return priors
 

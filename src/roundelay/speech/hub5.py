@@ -86,7 +86,7 @@ def hub5(turns: Iterable[Turn], stm: str | Path, glm: str | Path, folder: str | 
 
 
 def scorable(stm: str) -> str:
-    """An stm file without what hubscr.pl cannot read in the LDC's: doubled parentheses, and <b_aside> marks.
+    """The content of an stm file of the LDC without what hubscr.pl cannot read: doubled parentheses, and <b_aside> marks.
 
     >>> scorable("en_4156 A en_4156_A 1.0 2.0 <O,en,F,en-F> ((uh) <B_ASIDE> yes <E_ASIDE> right")
     'en_4156 A en_4156_A 1.0 2.0 <O,en,F,en-F> (uh)  yes  right'

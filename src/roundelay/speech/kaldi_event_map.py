@@ -85,7 +85,6 @@ class _Text:
         self._words = content.decode().split()[::-1]
 
     def token(self) -> str:
-        """The next word."""
         return self._words.pop()
 
     def expect(self, token: str) -> None:
@@ -94,7 +93,6 @@ class _Text:
             raise ValueError(f"expected '{token}', found '{found}'")
 
     def integer(self) -> int:
-        """The next number."""
         return int(self.token())
 
     def integers(self) -> list[int]:
@@ -113,7 +111,6 @@ class _Binary(_Text):
         self._content, self._offset = content, 2
 
     def token(self) -> str:
-        """Up to the next space."""
         end = self._content.index(b" ", self._offset)
         word, self._offset = self._content[self._offset : end].decode(), end + 1
         return word

@@ -19,8 +19,7 @@ STATES_PER_PHONE = 3
 class KaldiTree(NamedTuple):
     """A decision tree of Kaldi.
 
-    Kaldi's silence usually has five states and ours has three. `merged` maps each pdf that is left out to the pdf that replaces
-    it.
+    Kaldi's silence usually has five states and ours has three. `merged` maps each pdf that is left out to its replacement.
     """
 
     tying: DecisionTree
@@ -36,7 +35,8 @@ def read_tree(tree: Path, phones: Path, silence: str) -> KaldiTree:
     width, centre, root = read_event_map(tree)
     if (width, centre) not in ((3, 1), (1, 0)):
         raise SpeechError(
-            f"'{tree}' has context windows of {width} phones with the centre at {centre}; only 3 with 1, and 1 with 0, work"
+            f"'{tree}' has context windows of {width} phones with the centre at {centre}; "
+            "allowed are 3 phones with the centre at 1 (triphones) and 1 phone with the centre at 0 (monophones)"
         )
     maps = {name: (number, restricted(root, {centre: number})) for name, number in _numbers(phones).items()}
     known = {name: (number, found) for name, (number, found) in maps.items() if found}
@@ -66,8 +66,7 @@ def _numbers(path: Path) -> dict[str, int]:
 
 def _by_position(found: EventMap | None, name: str) -> list[EventMap]:
     """One map per position of a phone: as many as its table has, otherwise three."""
-    table = isinstance(found, Table) and found.key == POSITION_KEY
-    count = len(found.maps) if table and isinstance(found, Table) else STATES_PER_PHONE
+    count = len(found.maps) if isinstance(found, Table) and found.key == POSITION_KEY else STATES_PER_PHONE
     maps = [each for k in range(count) if (each := restricted(found, {POSITION_KEY: k}))]
     if len(maps) < STATES_PER_PHONE:
         raise SpeechError(f"phone '{name}' of the tree has {len(maps)} states; at least {STATES_PER_PHONE} are needed")

@@ -105,10 +105,11 @@ def ngram(texts: Iterable[str], order: int, vocabulary: Iterable[str], smoothing
         raise SpeechError(f"the order of an n-gram model must be at least 1, got {order}")
     predicted = sorted({*vocabulary, END} - {BEGIN})
     raw = count_grams(texts, order)
-    strange = {word for (word,) in raw[0]} - {*predicted, BEGIN}
-    if strange:
+    unknown_words = {word for (word,) in raw[0]} - {*predicted, BEGIN}
+    if unknown_words:
         raise SpeechError(
-            f"sentences have {len(strange)} words outside the vocabulary, e.g. '{min(strange)}'; leave those sentences out"
+            f"sentences have {len(unknown_words)} words outside the vocabulary, e.g. '{min(unknown_words)}'; "
+            "leave those sentences out"
         )
     counts = _continuations(raw) if smoothing == "kneser-ney" else raw
     counts[0].pop((BEGIN,), None)  # <s> is never predicted

@@ -17,7 +17,7 @@ def in_processes(
 ) -> dict[str, Result]:
     """Split jobs into one share per process and call function(share, *arguments) there. Results are in the order of the jobs.
 
-    `workers` is the number of processes, by default one per available processor. Processes and not threads, because
+    `workers` is the number of processes, by default one per available processor. Threads would not help, because
     kaldi-decoder holds Python's global lock.
     """
     workers = max(1, min(workers or len(os.sched_getaffinity(0)), len(jobs)))

@@ -80,9 +80,12 @@ def prepared(config: SpeechConfig) -> Prepared:
     priors, loops = (np.array(states[name], dtype=np.float32) for name in ("log_priors", "self_loops"))
     labels_N: Ints = np.load(folder / "labels.npy", mmap_mode="r")
     tying = tying_from_json(states["tying"])
-    strange = sorted(set(lexicon.phones).difference(tying.phones))
-    if speech.lexicon and strange:
-        raise DataError(f"the lexicon {speech.lexicon} has phones that the tree of states lacks: {' '.join(strange)}")
+    missing = sorted(set(lexicon.phones).difference(tying.phones))
+    if speech.lexicon and missing:
+        raise DataError(
+            f"the lexicon {speech.lexicon} has phones that the tree of states lacks: {' '.join(missing)}; "
+            "use the lexicon of the model that made the tree"
+        )
     return Prepared(speech, feature_set, lexicon, tying, labels_N, priors, loops)
 
 
@@ -92,7 +95,7 @@ def corpus_of(config: SpeechConfig) -> Corpus:
 
 
 def _with_times(config: SpeechConfig) -> Corpus:
-    """`corpus_of`, with the phone times of the folder `config.labels` if it is one. Copies at other speeds get them too."""
+    """`corpus_of`, but if `config.labels` is a folder, all phone times come from it, also those of copies at other speeds."""
     found = _loaded(config)
     if found.frames and config.augment.bins:
         raise ConfigError(

@@ -127,15 +127,13 @@ class Recogniser:
             return [self.log_likelihoods(batches[0])]
         return _Reiterable(lambda: map(self.log_likelihoods, batches))
 
-    def recognised(self, frames: Mapping[str, NDArray[Any]], workers: int | None = None) -> dict[str, Hypothesis]:
-        """The best hypothesis of each utterance."""
+    def recognised(self, frames: Mapping[str, NDArray[Any]]) -> dict[str, Hypothesis]:
         found: dict[str, Hypothesis] = {}
         for batch in self._batches(frames):
-            found |= decode_all(self._decoder, batch, workers)
+            found |= decode_all(self._decoder, batch)
         return found
 
     def word_times(self, hypothesis: Hypothesis) -> Segments:
-        """The times of the words of a hypothesis."""
         return word_times(hypothesis, self.lexicon, self.tying)
 
     def times(self, frames: Mapping[str, NDArray[Any]], texts: Mapping[str, str]) -> Times:
@@ -162,14 +160,14 @@ class _Reiterable:
         return self._make()
 
 
-def _batches_of(frames: Mapping[str, NDArray[Any]], most: int) -> list[dict[str, NDArray[Any]]]:
-    """Utterances in their order, in batches of at most `most` frames, or of one utterance."""
+def _batches_of(frames: Mapping[str, NDArray[Any]], max_frames: int) -> list[dict[str, NDArray[Any]]]:
+    """Utterances in their order, in batches of at most `max_frames` frames, or of one utterance."""
     batches: list[dict[str, NDArray[Any]]] = []
     room = 0
     for name, frames_TF in frames.items():
         if len(frames_TF) > room:
             batches.append({})
-            room = most
+            room = max_frames
         batches[-1][name] = frames_TF
         room -= len(frames_TF)
     return batches

@@ -35,18 +35,16 @@ class UtteranceScore:
 
     @property
     def reference(self) -> tuple[str, ...]:
-        """Words of the reference."""
         return tuple(word for word, _ in self.pairs if word != GAP)
 
     @property
     def hypothesis(self) -> tuple[str, ...]:
-        """Words of the hypothesis."""
         return tuple(word for _, word in self.pairs if word != GAP)
 
     @property
     def errors(self) -> int:
         """Number of pairs that differ."""
-        return sum(said != heard for said, heard in self.pairs)
+        return sum(ref != hyp for ref, hyp in self.pairs)
 
 
 class Interval(NamedTuple):
@@ -70,20 +68,20 @@ class Score:
     @property
     def insertions(self) -> int:
         """Recognised words that are not in the reference."""
-        return self._count(lambda said, heard: said == GAP)
+        return self._count(lambda ref, hyp: ref == GAP)
 
     @property
     def deletions(self) -> int:
         """Words of the reference that were not recognised."""
-        return self._count(lambda said, heard: heard == GAP)
+        return self._count(lambda ref, hyp: hyp == GAP)
 
     @property
     def substitutions(self) -> int:
         """Words that were recognised as another word."""
-        return self._count(lambda said, heard: said != heard and GAP not in {said, heard})
+        return self._count(lambda ref, hyp: ref != hyp and GAP not in {ref, hyp})
 
-    def _count(self, is_such: Callable[[str, str], bool]) -> int:
-        return sum(is_such(*pair) for u in self.utterances for pair in u.pairs)
+    def _count(self, is_counted: Callable[[str, str], bool]) -> int:
+        return sum(is_counted(*pair) for u in self.utterances for pair in u.pairs)
 
     @property
     def errors(self) -> int:
@@ -92,7 +90,6 @@ class Score:
 
     @property
     def wer(self) -> float:
-        """Word error rate."""
         return self.errors / max(self.words, 1)
 
     @property
@@ -102,13 +99,13 @@ class Score:
 
     def ci95(self, seed: int = 0) -> Interval:
         """The bootstrap interval of the word error rate."""
-        errors, words = _tables(self)
+        errors, words = _errors_and_words(self)
         return _interval(_resampled(np.stack([errors, words]), seed))
 
-    def to_json(self, seed: int = 0) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """All figures by name, with the interval."""
         names = ("wer", "words", "insertions", "deletions", "substitutions", "sentence_error")
-        return {**{name: getattr(self, name) for name in names}, "ci95": list(self.ci95(seed))}
+        return {**{name: getattr(self, name) for name in names}, "ci95": list(self.ci95())}
 
     def __str__(self) -> str:
         low, high = self.ci95()
@@ -120,21 +117,21 @@ class Score:
 
 
 def score(references: Mapping[str, str | Words], hypotheses: Mapping[str, str | Words]) -> Score:
-    """Align each hypothesis with its reference so that errors are fewest. A missing hypothesis counts as all deletions.
+    """Align each hypothesis with its reference so that errors are fewest. Without a hypothesis all words are deletions.
 
     >>> result = score({"u1": "one two three"}, {"u1": "one too three four"})
     >>> result.substitutions, result.insertions, result.deletions, round(result.wer, 4)
     (1, 1, 0, 0.6667)
     """
-    strange = sorted(set(hypotheses) - set(references))
-    if strange:
+    unpaired = sorted(set(hypotheses) - set(references))
+    if unpaired:
         raise SpeechError(
-            f"{len(strange)} hypotheses have no reference, e.g. '{strange[0]}'; score them against their own split"
+            f"{len(unpaired)} hypotheses have no reference, e.g. '{unpaired[0]}'; score them against their own split"
         )
     return Score(
         tuple(
-            UtteranceScore(name, _aligned(_words(said), _words(hypotheses.get(name, ()))))
-            for name, said in sorted(references.items())
+            UtteranceScore(name, _aligned(_words(reference), _words(hypotheses.get(name, ()))))
+            for name, reference in sorted(references.items())
         )
     )
 
@@ -143,11 +140,11 @@ def _words(text: str | Words) -> list[str]:
     return text.split() if isinstance(text, str) else list(text)
 
 
-def _aligned(said: list[str], heard: list[str]) -> tuple[Pair, ...]:
-    return tuple(library("kaldialign", "scoring").align(said, heard, GAP))
+def _aligned(reference: list[str], hypothesis: list[str]) -> tuple[Pair, ...]:
+    return tuple(library("kaldialign", "scoring").align(reference, hypothesis, GAP))
 
 
-def _tables(result: Score) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _errors_and_words(result: Score) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     errors = np.array([u.errors for u in result.utterances], dtype=np.int64)
     words = np.array([len(u.reference) for u in result.utterances], dtype=np.int64)
     return errors, words
@@ -192,7 +189,7 @@ def difference(first: Score, second: Score, seed: int = 0) -> Difference:
     """
     if [(u.name, u.reference) for u in first.utterances] != [(u.name, u.reference) for u in second.utterances]:
         raise SpeechError("two systems can only be compared on the same utterances, and their references differ")
-    (errors_1, words), (errors_2, _) = _tables(first), _tables(second)
+    (errors_1, words), (errors_2, _) = _errors_and_words(first), _errors_and_words(second)
     draws = _resampled(np.stack([errors_2 - errors_1, words]), seed)
     p_better = float(np.mean(draws < 0) + np.mean(draws == 0) / 2)
     return Difference(second.wer - first.wer, _interval(draws), p_better)

@@ -48,9 +48,9 @@ def _error_report(result: Score) -> str:
     ]
     pairs = Counter(pair for u in result.utterances for pair in u.pairs if pair[0] != pair[1])
     for title, keep in (
-        ("SUBSTITUTIONS: count ref -> hyp", lambda said, heard: GAP not in {said, heard}),
-        ("DELETIONS: count ref", lambda said, heard: heard == GAP),
-        ("INSERTIONS: count hyp", lambda said, heard: said == GAP),
+        ("SUBSTITUTIONS: count ref -> hyp", lambda ref, hyp: GAP not in {ref, hyp}),
+        ("DELETIONS: count ref", lambda ref, hyp: hyp == GAP),
+        ("INSERTIONS: count hyp", lambda ref, hyp: ref == GAP),
     ):
         chosen = sorted((-count, pair) for pair, count in pairs.items() if keep(*pair))
         lines += ["", title, *(f"{-count}   {_arrow(pair)}" for count, pair in chosen)]
@@ -58,7 +58,7 @@ def _error_report(result: Score) -> str:
 
 
 def _marked(utterance: UtteranceScore) -> str:
-    return " ".join(said if said == heard else f"({said}->{heard})" for said, heard in utterance.pairs)
+    return " ".join(ref if ref == hyp else f"({ref}->{hyp})" for ref, hyp in utterance.pairs)
 
 
 def _arrow(pair: Pair) -> str:
@@ -69,7 +69,7 @@ def _per_word(result: Score) -> list[str]:
     right: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
     for u in result.utterances:
-        for said, heard in u.pairs:
-            (right if said == heard else wrong)[said if said != GAP else heard] += 1
+        for ref, hyp in u.pairs:
+            (right if ref == hyp else wrong)[ref if ref != GAP else hyp] += 1
     rows = sorted((-wrong[word], word) for word in {*right, *wrong})
     return ["PER-WORD: word corr errs", *(f"{word}   {right[word]} {-errors}" for errors, word in rows)]

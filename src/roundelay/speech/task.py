@@ -72,9 +72,9 @@ class Speech(Task):
             return AcousticModel(self.prepared.features.dimension, self.prepared.tying.num_states, self.config.model)
 
     def batch(self, samples: Sequence[int], generator: torch.Generator) -> FramesAndStates:
-        """Training windows, shifted and masked at random."""
-        most = self.config.augment.shift
-        shift = torch.randint(-most, most + 1, (len(samples),), generator=generator).numpy() if most else None
+        """Training windows or utterances, shifted and masked at random."""
+        limit = self.config.augment.shift
+        shift = torch.randint(-limit, limit + 1, (len(samples),), generator=generator).numpy() if limit else None
         frames_BTF, *others = self._gathered(*self._windows.rows(np.asarray(samples), shift))
         return masked(frames_BTF, self.config.features.bins, self.config.augment, generator), *others
 

@@ -58,16 +58,14 @@ class DecisionTree(Tying):
 
     @property
     def phone_of_state(self) -> Ints:
-        """The phone of each state."""
         return np.asarray(self._leaf_of_state[:, 1], dtype=np.int32)
 
     @property
     def position_of_state(self) -> Ints:
-        """The position 0 … n−1 of each state in its phone."""
         return np.asarray(self._leaf_of_state[:, 2], dtype=np.int32)
 
     def chains(self, left: ArrayLike, phone: ArrayLike, right: ArrayLike) -> Ints:
-        """States of phones in context, shape (…, n); all triphones go down the tree at once."""
+        """States of phones in context, shape (…, n). All triphones walk down the tree at the same time."""
         asked = np.stack(np.broadcast_arrays(left, right))
         n = self.states_per_phone
         roots = np.broadcast_to(np.asarray(phone), asked.shape[1:])[..., None] * n + np.arange(n)

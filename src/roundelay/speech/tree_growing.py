@@ -1,7 +1,7 @@
 """Growing a phonetic decision tree from data (Young, Odell and Woodland, 1994).
 
-Every (phone, position) begins as one leaf. Questions about the neighbours split leaves. The split that raises the log
-likelihood most comes first, when each side is modelled by a single Gaussian:
+Every (phone, position) begins as one leaf. Questions about the neighbours split leaves. Each side of a split is modelled by a
+single Gaussian, and the split that raises the log likelihood most comes first:
 
     log L(n frames) = −½ n Σ_d (log 2πσ²_d + 1)          gain = log L(yes) + log L(no) − log L(both) ≥ 0
 

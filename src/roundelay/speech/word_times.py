@@ -36,8 +36,8 @@ def _as_heard(words: Sequence[str], lexicon: Lexicon, tying: Tying) -> dict[str,
 def _spans(
     words: Sequence[str], phones: Sequence[str], lexicon: Mapping[str, Sequence[tuple[str, ...]]], silence: str
 ) -> list[tuple[int, int]]:
-    """For each word (i, j), so that phones[i:j] is one of its pronunciations and only silence lies between words."""
-    reached: list[dict[int, int]] = [{0: 0}]  # for each word so far: possible ends, and the begin that belongs to each
+    """A pair (i, j) for each word: phones[i:j] is one of its pronunciations, and only silence lies between words."""
+    reached: list[dict[int, int]] = [{0: 0}]  # after each word so far: its possible ends, each with its begin
     for word in words:
         ends: dict[int, int] = {}
         for before in reached[-1]:

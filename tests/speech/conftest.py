@@ -12,7 +12,7 @@ def tones_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tones_cache(tmp_path_factory):
-    """A cache for the whole session; what is computed in it is not computed again."""
+    """One cache for all tests of the session."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROUNDELAY_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -103,7 +103,7 @@ def test_a_corpus_that_the_run_never_saw(tones_run, tmp_path, capsys):
     (unseen / "manifest.tsv").write_text(table + "wav/gone.wav\ttest\tx\tABBA\nwav/odd.wav\ttest\tx\tXYLOPHONE\n")
     figures = figures_of(capsys, tones_run, "--corpus", unseen)
     assert figures["corpus"] == "unseen"
-    assert (figures["words"], figures["unusable"]) == (14, 1)  # the word in the file that is not there is missed
+    assert (figures["words"], figures["unusable"]) == (14, 1)  # the word of the missing file counts as a deletion
     assert figures["deletions"] >= 1
     assert figures["problems"] == {"missing file": 1}
     assert (tones_run / "problems-unseen-test.txt").read_text().startswith("missing file: gone: ")

@@ -95,9 +95,8 @@ def test_every_triphone_has_the_pdfs_that_kaldi_gives_it(tmp_path, write):
     assert tying.phones == ("SIL", "A_B", "A_E", "B_B")
     assert tying.num_states == 14
     for left, phone, right in itertools.product(range(4), repeat=3):
-        positions = (
-            (0, 2, 4) if phone == 0 else (0, 1, 2)
-        )  # of five states of silence the first, middle and last are ours
+        # Of the five states of silence we use the first, the middle and the last.
+        positions = (0, 2, 4) if phone == 0 else (0, 1, 2)
         event = {0: PHONES[tying.phones[left]], 1: PHONES[tying.phones[phone]], 2: PHONES[tying.phones[right]]}
         expected = [answer(ROOT, event | {-1: position}) for position in positions]
         assert tying.chains(left, phone, right).tolist() == expected

@@ -1,4 +1,4 @@
-"""A miniature ImageNet, with the kinds of file that are found in real ones."""
+"""A miniature ImageNet, with the kinds of damaged and other files that real ones have."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def imagenet(tmp_path, cache):
-    """In each split: three classes of good images; in train also four damaged ones, and three files that are none."""
+    """Three classes in each split. In train four images are damaged and three files are no images; in val one is damaged."""
     root = tmp_path / "imagenet"
     for split, count in PER_CLASS.items():
         for label, name in enumerate(CLASSES):
@@ -35,13 +35,13 @@ def imagenet(tmp_path, cache):
                 picture(label, number).save(folder / f"{name}_{number:03}.JPEG", quality=95)
     train = root / "train"
     whole = (train / "n01" / "n01_000.JPEG").read_bytes()
-    (train / "n01" / "n01_003.JPEG").write_bytes(whole[: len(whole) // 3])  # cut
-    (train / "n01" / "n01_004.JPEG").write_bytes(b"")  # and its neighbour, so that the next but one stands in
-    (train / "n03" / "n03_011.JPEG").write_bytes(b"this is no JPEG")  # the last of all: the first one stands in
+    (train / "n01" / "n01_003.JPEG").write_bytes(whole[: len(whole) // 3])  # truncated
+    (train / "n01" / "n01_004.JPEG").write_bytes(b"")  # its neighbour, so that 005 replaces both
+    (train / "n03" / "n03_011.JPEG").write_bytes(b"this is no JPEG")  # the last file, which the first file replaces
     (train / "n02" / "n02_005.JPEG").write_bytes(whole[:20] + b"\xff" * 500)
     for other in ("n01/.DS_Store", "n02/README.txt", "n03/Thumbs.db"):
         (train / other).write_bytes(b"x")
-    picture(1, 90).convert("L").save(train / "n02" / "n02_006.JPEG")  # grey and CMYK are what ImageNet has, too
+    picture(1, 90).convert("L").save(train / "n02" / "n02_006.JPEG")  # ImageNet has grey and CMYK images too
     picture(1, 91).convert("CMYK").save(train / "n02" / "n02_007.JPEG")
     picture(1, 92).convert("P").save(train / "n02" / "n02_008.png")
     (root / "val" / "n02" / "n02_002.JPEG").write_bytes(b"\x89PNG\r\n\x1a\n" + b"\x00" * 30)
@@ -50,4 +50,4 @@ def imagenet(tmp_path, cache):
 
 @pytest.fixture(autouse=True)
 def _one_thread(one_thread):
-    """For all of them."""
+    """Every test of this folder runs with one thread."""

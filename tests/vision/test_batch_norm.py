@@ -12,7 +12,7 @@ LEARNERS, STEPS = 4, 3
 
 
 def train_and_look(transport, rank):
-    """A few steps on images that are brighter from learner to learner; own state, and the consensus."""
+    """Train on images whose brightness grows with the rank; return the learner's own state and the consensus."""
     torch.manual_seed(0)
     module = fashion_resnet(4).double()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
@@ -43,11 +43,11 @@ def test_the_small_resnets_consensus_is_numpys_mean_of_weights_means_and_second_
             expected = np.array(STEPS)
         elif name.endswith("running_var"):
             first = name.replace("running_var", "running_mean")
-            # E[x^2] = var + mean^2 averages; the variance of everything is its mean less the square of the mean.
+            # E[x^2] of all data is the mean of var + mean^2. The variance of all data is E[x^2] less the square of the mean.
             expected = mean(lambda own, n=name, f=first: own[n] + own[f] ** 2) - mean(lambda own, f=first: own[f]) ** 2
             spreads.append(np.abs(expected - mean(lambda own, n=name: own[n])).max())
         else:
             expected = mean(lambda own, n=name: own[n])
         for consensus in consensuses:
             np.testing.assert_allclose(consensus[name], expected, rtol=1e-10, atol=1e-12, err_msg=name)
-    assert max(spreads) > 0.01, "the mean of the variances would have been wrong, or this would prove nothing"
+    assert max(spreads) > 0.01, "the learners' data are too alike: the mean of the variances would pass this test too"

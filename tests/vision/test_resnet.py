@@ -40,7 +40,7 @@ def torchvision_entries(model):
 
 
 def checkpoint(model, seed=0):
-    """What a torchvision checkpoint may hold: plausible numbers under its names."""
+    """Random weights of plausible size under the names of a torchvision checkpoint."""
     rng = torch.Generator().manual_seed(seed)
     state = {}
     for name, shape in torchvision_entries(model).items():
@@ -97,7 +97,7 @@ def test_a_torchvision_checkpoint_gives_the_logits_of_an_independent_forward(mod
     ours.load_state_dict(state)
     images = torch.randn(2, 3, 96, 72, generator=torch.Generator().manual_seed(1))
     expected = functional_logits(state, images, model)
-    assert expected.std() > 0.01, "logits differ, or this would prove nothing"
+    assert expected.std() > 0.01, "all logits are alike, so that any network would pass"
     torch.testing.assert_close(ours(images), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(
         ours.to(memory_format=torch.channels_last)(images), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max())
@@ -107,7 +107,7 @@ def test_a_torchvision_checkpoint_gives_the_logits_of_an_independent_forward(mod
 @pytest.mark.parametrize("build", [fashion_resnet, lambda: imagenet_resnet("resnet50")], ids=["fashion", "resnet50"])
 @torch.no_grad()
 def test_every_block_is_at_first_the_identity_of_its_shortcut(build):
-    """Zero-gamma: F(x) = 0, whatever x is."""
+    """The last BatchNorm has weight 0, so F(x) = 0 for all x."""
     for block in (m for m in build().modules() if hasattr(m, "residual")):
         channels = block.conv1.weight.shape[1]
         assert block.residual(torch.randn(2, channels, 8, 8)).abs().max() == 0

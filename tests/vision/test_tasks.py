@@ -180,7 +180,9 @@ def test_a_miniature_imagenet_with_damaged_files_comes_through_worker_processes(
     assert images.shape == (37, 3, 32, 32)
     assert images.dtype == torch.uint8
     assert task.unreadable == 4
-    coloured = [sample for sample in range(37) if sample not in (17, 18, 19)]  # grey, for a damaged one, and CMYK aside
+    coloured = [
+        sample for sample in range(37) if sample not in (17, 18, 19)
+    ]  # 17 is damaged and replaced by 18, which is grey; 19 is CMYK
     brightest = images.float().mean((2, 3)).argmax(1)
     assert torch.equal(brightest[coloured], labels[coloured]), "each picture has the colour of its class"
     assert torch.equal(images[5:10], task.batch(range(5, 10), rng(1))[0]), "the same in this process"

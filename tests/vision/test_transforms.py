@@ -44,7 +44,7 @@ def test_random_boxes_lie_inside_and_have_areas_and_ratios_in_range():
 
 
 def test_small_random_boxes_have_the_distribution_they_should():
-    """Where every box fits, nothing is rejected: areas are uniform, logarithms of ratios are, and so are places."""
+    """If every box fits, none is rejected, so areas, logarithms of ratios, and places are uniform."""
     left, top, right, bottom = boxes(1200, 1200).T
     w, h = right - left, bottom - top
     share = w * h / 1200**2

@@ -39,7 +39,6 @@ class Classification(Task):
         """Every `parts`-th image of the split from image `part` on, without augmentation."""
 
     def module(self) -> nn.Module:
-        """The network with weights drawn from `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return self.network()

@@ -53,7 +53,6 @@ class FashionMnist(Classification):
         return len(self.data.train)
 
     def network(self) -> nn.Module:
-        """A narrow ResNet."""
         return fashion_resnet(self.config.width)
 
     def batch(self, samples: Sequence[int], generator: torch.Generator) -> Images:
@@ -65,6 +64,5 @@ class FashionMnist(Classification):
         return images, self.data.train.labels[which]
 
     def evaluation_batches(self, split: str, part: int, parts: int) -> Iterator[Images]:
-        """Every `parts`-th image of the split from image `part` on."""
         chosen: Labelled = getattr(self.data, split)[part::parts]
         return zip(chosen.images.split(EVALUATION_BATCH), chosen.labels.split(EVALUATION_BATCH), strict=True)

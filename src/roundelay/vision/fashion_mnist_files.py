@@ -20,12 +20,8 @@ from roundelay.errors import DataError
 DATA_VARIABLE = "ROUNDELAY_DATA"
 OFFICIAL_SOURCE = "https://github.com/zalandoresearch/fashion-mnist"
 ARCHIVE = "fashion_mnist.tar"
-FOLDERS = (
-    ".",
-    "fashion_mnist",
-    "fashion-mnist",
-    "FashionMNIST/raw",
-)  # below the given folder; the last is torchvision's
+# Searched below the given folder; the last is torchvision's.
+FOLDERS = (".", "fashion_mnist", "fashion-mnist", "FashionMNIST/raw")
 UNSIGNED_BYTES = 0x08  # the only idx type in MNIST and Fashion-MNIST
 
 ReadFile = Callable[[str], bytes]
@@ -90,7 +86,7 @@ def _labelled(read: ReadFile, part: str, count: int) -> Labelled:
     images, labels = idx_array(read(images_name), images_name), idx_array(read(labels_name), labels_name)
     for name, array, shape in ((images_name, images, (count, 28, 28)), (labels_name, labels, (count,))):
         if array.shape != shape:
-            raise DataError(f"{name} has shape {array.shape}, expected {shape}")
+            raise DataError(f"{name} has shape {array.shape}, expected {shape}; get it from {OFFICIAL_SOURCE}")
     if labels.max() > 9:
         raise DataError(f"{labels_name} has class {labels.max()}; Fashion-MNIST's classes are 0 to 9")
     return Labelled(torch.from_numpy(images.copy()).unsqueeze(1), torch.from_numpy(labels.astype(np.int64)))
@@ -101,7 +97,7 @@ def find_fashion_mnist(path: str | Path | None = None) -> ReadFile:
 
     Raises DataError if the files are not there; the message says where to get them.
     """
-    location = _given(path)
+    location = _location(path)
     if location.is_file():
         return _archive_reader(location)
     for folder in (location / below for below in FOLDERS):
@@ -115,7 +111,7 @@ def find_fashion_mnist(path: str | Path | None = None) -> ReadFile:
     )
 
 
-def _given(path: str | Path | None) -> Path:
+def _location(path: str | Path | None) -> Path:
     named = str(path or "") or os.environ.get(DATA_VARIABLE, "")
     if not named:
         raise DataError(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("roundelay")
 
 EXTENSIONS = frozenset({".jpeg", ".jpg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"})
-GIVE_UP_AFTER = 100  # unreadable files in a row: then the disk is probably broken, not the files
+GIVE_UP_AFTER = 100  # unreadable files in a row; the disk is then probably broken, not the files
 
 
 class ClassFolder:
@@ -144,7 +144,7 @@ def _cache_file(root: Path) -> Path:
 
 
 def _store(cache: Path, index: dict[str, Any]) -> None:
-    """Write the cache atomically, since several learners of a machine may do so at once. A failure is only logged."""
+    """Write the cache atomically, since several learners of a machine may write it at once. A failure is only logged."""
     partial = cache.with_suffix(f".{os.getpid()}")
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)

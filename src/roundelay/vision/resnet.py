@@ -30,7 +30,7 @@ def conv(channels: int, out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 
 
 class Block(nn.Module):
-    """relu(x + F(x)). If F changes the shape, x goes through the 1 x 1 convolution `downsample`.
+    """relu(x + F(x)), where F is `residual`. If F changes the shape, x goes through the 1 x 1 convolution `downsample`.
 
     Attributes:
         expansion: output channels / `width`.
@@ -46,17 +46,15 @@ class Block(nn.Module):
             self.downsample = nn.Sequential(conv(channels, out, 1, stride), nn.BatchNorm2d(out))
 
     def residual(self, x: Tensor) -> Tensor:
-        """F(x)."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Relu(x + F(x))."""
         shortcut = x if self.downsample is None else self.downsample(x)
         return relu(shortcut + self.residual(x))
 
 
 class BasicBlock(Block):
-    """Two 3 x 3 convolutions; for shallow networks."""
+    """F: two 3 x 3 convolutions, each with BatchNorm, and relu between them; for shallow networks."""
 
     expansion = 1
 
@@ -67,13 +65,15 @@ class BasicBlock(Block):
         nn.init.zeros_(self.bn2.weight)
 
     def residual(self, x: Tensor) -> Tensor:
-        """BatchNorm after each convolution, relu between them."""
         x = relu(self.bn1(self.conv1(x)))
         return cast(Tensor, self.bn2(self.conv2(x)))
 
 
 class Bottleneck(Block):
-    """Convolutions 1 x 1, 3 x 3 and 1 x 1. The 3 x 3 has the stride, as in torchvision ("ResNet v1.5")."""
+    """F: convolutions 1 x 1, 3 x 3 and 1 x 1, with BatchNorm and relu as in `BasicBlock`.
+
+    The 3 x 3 has the stride, as in torchvision ("ResNet v1.5").
+    """
 
     expansion = 4
 
@@ -86,7 +86,6 @@ class Bottleneck(Block):
         nn.init.zeros_(self.bn3.weight)
 
     def residual(self, x: Tensor) -> Tensor:
-        """BatchNorm after each convolution, relu between them."""
         x = relu(self.bn1(self.conv1(x)))
         x = relu(self.bn2(self.conv2(x)))
         return cast(Tensor, self.bn3(self.conv3(x)))

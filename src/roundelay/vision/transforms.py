@@ -25,13 +25,13 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AREA = (0.08, 1.0)  # area of a random crop / area of the image (Szegedy et al. 2014)
 RATIO = (3 / 4, 4 / 3)  # width / height of a random crop
 ATTEMPTS = 10
-MARGIN = 224 / 256  # side of the centre crop / shorter side of the image
+CENTRE = 224 / 256  # side of the centre crop / shorter side of the image
 
 
 def random_box(width: int, height: int, generator: torch.Generator) -> Box:
     """A random box: its area, relative to the image, is uniform in AREA, and its ratio is log-uniform in RATIO.
 
-    If ATTEMPTS boxes do not fit (a very long image), the largest centred box with a ratio in RATIO.
+    If ATTEMPTS boxes do not fit (a very long image), it is the largest centred box with a ratio in RATIO.
     """
     for _ in range(ATTEMPTS):
         area = width * height * _uniform(*AREA, generator)
@@ -71,10 +71,10 @@ def for_training(image: Image, size: int, generator: torch.Generator) -> Tensor:
 
 
 def for_evaluation(image: Image, size: int) -> Tensor:
-    """The centre of the image after its shorter side is scaled to size / MARGIN: bytes (3, size, size)."""
+    """The centre of the image after its shorter side is scaled to size / CENTRE: bytes (3, size, size)."""
     from PIL.Image import Resampling
 
-    scaled = image.resize(shorter_side(*image.size, round(size / MARGIN)), Resampling.BILINEAR)
+    scaled = image.resize(shorter_side(*image.size, round(size / CENTRE)), Resampling.BILINEAR)
     return as_bytes(scaled.crop(centre_box(*scaled.size, size, size)))
 
 

@@ -24,7 +24,7 @@ from roundelay.speech.corpora.manifest import NAMES, manifest, write_manifest
 from roundelay.speech.corpus import Corpus
 from roundelay.speech.text_files import lines_of
 
-VALID_EVERY = 8  # of CMU's training speakers, this one in so many is held out for validation
+VALID_EVERY = 8  # one in so many of CMU's training speakers is held out for validation
 _LINE = re.compile(r"(?:<s>)?\s*(?P<text>.*?)\s*(?:</s>)?\s*\((?P<id>[^()\s]+)\)\s*")
 
 
@@ -41,7 +41,7 @@ def an4(data: Path | None = None) -> Corpus:
 
 
 def write_cmu_manifest(folder: Path, table: Path) -> None:
-    """Write a manifest for CMU's files."""
+    """Write a manifest for CMU's files, with a validation split of training speakers."""
     audio = {path.stem: path.resolve() for path in sorted((folder / "wav").rglob("*.sph"))}
     rows: list[dict[str, str]] = []
     for split in ("train", "test"):

@@ -19,19 +19,19 @@ from roundelay.speech.libraries import library
 from roundelay.speech.text_files import lines_of
 
 
-def script(path: Path) -> dict[str, str]:
-    """The names in an scp file and what follows each name. The file is read once, and again if it has changed."""
-    return _script(path, state_of(path))
+def table_of(path: Path) -> dict[str, str]:
+    """The first word of each line of a Kaldi file, and the rest of the line. The file is read again only if it has changed."""
+    return _table_of(path, state_of(path))
 
 
 @functools.cache
-def _script(path: Path, state: tuple[int, int]) -> dict[str, str]:
+def _table_of(path: Path, state: tuple[int, int]) -> dict[str, str]:
     lines = (line.split(maxsplit=1) for line in lines_of(path) if line.strip())
     return {words[0]: words[1].strip() if len(words) > 1 else "" for words in lines}
 
 
-def beside(path: Path, name: str) -> Path:
-    """A path that occurs in a Kaldi file. A relative path is tried from here, then from each folder above that file.
+def located(path: Path, name: str) -> Path:
+    """The file `name` that the Kaldi file `path` mentions: relative to the current folder, else to a folder above `path`.
 
     Kaldi writes paths relative to the folder in which its recipe ran, which is usually some levels above the data directory.
     """
@@ -43,14 +43,14 @@ def beside(path: Path, name: str) -> Path:
 
 def load(scp: Path, name: str) -> NDArray[Any]:
     """The matrix or vector of a name. Raises DataError if it is unreadable, or if it is a command, which is never run."""
-    where = script(scp).get(name)
+    where = table_of(scp).get(name)
     if where is None:
         raise DataError(f"'{name}' is not in {scp.name}")
     if where.endswith("|") or where.startswith("|"):
         raise DataError(f"{scp.name} has a command for '{name}'; write its output to an archive instead")
     file, colon, rest = where.partition(":")
     try:
-        found = np.asarray(library("kaldiio", "reading Kaldi archives").load_mat(f"{beside(scp, file)}{colon}{rest}"))
+        found = np.asarray(library("kaldiio", "reading Kaldi archives").load_mat(f"{located(scp, file)}{colon}{rest}"))
     except (OSError, ValueError, AssertionError, RuntimeError, struct.error) as error:
         raise DataError(f"cannot read '{name}' of {scp.name}: {error or type(error).__name__}") from error
     if not found.size:
@@ -74,7 +74,7 @@ class ArkFrames:
 
     def __call__(self, utterance: Utterance) -> NDArray[np.float32]:
         """The matrix or vector of the utterance, else of its speaker."""
-        name = utterance.id if utterance.id in script(self.scp) else utterance.speaker
+        name = utterance.id if utterance.id in table_of(self.scp) else utterance.speaker
         frames = load(self.scp, name).astype(np.float32)
         if self.cmvn is None:
             return frames
@@ -91,7 +91,7 @@ class ArkVectors(Mapping[str, NDArray[np.int32]]):
 
     def __init__(self, scps: tuple[Path, ...]) -> None:
         self._scps = scps
-        self._scp_of = {name: scp for scp in scps for name in script(scp)}
+        self._scp_of = {name: scp for scp in scps for name in table_of(scp)}
 
     def __getitem__(self, name: str) -> NDArray[np.int32]:
         return load(self._scp_of[name], name).astype(np.int32)
@@ -108,6 +108,6 @@ class ArkVectors(Mapping[str, NDArray[np.int32]]):
 
 
 def _fingerprint(scps: Sequence[Path]) -> str:
-    archives = {(scp, where.partition(":")[0]) for scp in scps for where in script(scp).values()}
-    states = [state_of(beside(scp, name)) for scp, name in sorted(archives)]
+    archives = {(scp, where.partition(":")[0]) for scp in scps for where in table_of(scp).values()}
+    states = [state_of(located(scp, name)) for scp, name in sorted(archives)]
     return fingerprint(list(scps), [state_of(scp) for scp in scps], states)

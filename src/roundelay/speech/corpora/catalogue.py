@@ -36,5 +36,5 @@ def corpus(name: str, data: Path | None = None, *, allow_pipes: bool = False) ->
     if name not in NEED_A_FOLDER:
         raise DataError(unknown("corpus", name, NAMES))
     if data is None:
-        raise DataError(f"a {name} corpus needs its folder, got none")
+        raise DataError(f"a {name} corpus needs its folder, got none; give it with --data")
     return kaldi(data, allow_pipes=allow_pipes) if name == "kaldi" else manifest(data)

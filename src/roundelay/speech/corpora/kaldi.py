@@ -22,7 +22,7 @@ from pathlib import Path
 
 from roundelay.errors import DataError
 from roundelay.speech.cache import cache_folder, fingerprint
-from roundelay.speech.corpora.arks import ArkFrames, ArkVectors, beside, script
+from roundelay.speech.corpora.arks import ArkFrames, ArkVectors, located, table_of
 from roundelay.speech.corpus import Corpus, FrameSource, Problems, Utterance, split_name
 from roundelay.speech.features import Frames
 
@@ -69,8 +69,8 @@ def _optional(path: Path) -> Path | None:
 
 
 def _utterances(part: Path, allow_pipes: bool, problems: Problems) -> list[Utterance]:  # noqa: FBT001
-    text = script(part / "text")
-    speakers = script(part / "utt2spk") if (part / "utt2spk").is_file() else {}
+    text = table_of(part / "text")
+    speakers = table_of(part / "utt2spk") if (part / "utt2spk").is_file() else {}
     pieces = _pieces(part, text)
     recordings = _recordings(part, {piece[0] for piece in pieces.values()}, allow_pipes, problems)
     with_features = (part / "feats.scp").is_file()
@@ -105,7 +105,7 @@ def _pieces(part: Path, text: dict[str, str]) -> dict[str, tuple[str, float, flo
     if not (part / "segments").is_file():
         return {id: (id, 0.0, None) for id in text}
     pieces: dict[str, tuple[str, float, float | None]] = {}
-    for id, line in script(part / "segments").items():
+    for id, line in table_of(part / "segments").items():
         try:
             name, start, end = line.split()[:3]
             pieces[id] = (name, float(start), None if float(end) < 0 else float(end) - float(start))
@@ -120,9 +120,9 @@ def _recordings(part: Path, names: set[str], allow_pipes: bool, problems: Proble
     table = part / "wav.scp"
     if not table.is_file():
         return {}
-    sides = script(part / "reco2file_and_channel") if (part / "reco2file_and_channel").is_file() else {}
+    sides = table_of(part / "reco2file_and_channel") if (part / "reco2file_and_channel").is_file() else {}
     found = {}
-    for name, where in script(table).items():
+    for name, where in table_of(table).items():
         if name not in names:
             continue
         recording = _recording(table, where, allow_pipes)
@@ -139,7 +139,7 @@ def _recordings(part: Path, names: set[str], allow_pipes: bool, problems: Proble
 
 def _recording(table: Path, where: str, allow_pipes: bool) -> Recording | None:  # noqa: FBT001
     if not where.endswith("|"):
-        return Recording(beside(table, where))
+        return Recording(located(table, where))
     try:
         words = shlex.split(where.removesuffix("|"))
     except ValueError:  # an unbalanced quote, which a shell would refuse too
@@ -148,7 +148,7 @@ def _recording(table: Path, where: str, allow_pipes: bool) -> Recording | None: 
         channel = re.search(r"-c\s+([12])\b", where) if Path(words[0]).name == "sph2pipe" else None
         file = next((word for word in reversed(words) if word.endswith((".sph", ".flac", ".wav"))), None)
         if file:
-            return Recording(beside(table, file), int(channel[1]) - 1 if channel else None)
+            return Recording(located(table, file), int(channel[1]) - 1 if channel else None)
     return Recording(_output_of(where.removesuffix("|"))) if allow_pipes else None
 
 
@@ -179,7 +179,7 @@ class FirstOf:
     def __call__(self, utterance: Utterance) -> Frames:
         """Features from the first directory that has the utterance or its speaker."""
         for source in self.sources:
-            if script(source.scp).keys() & {utterance.id, utterance.speaker}:
+            if table_of(source.scp).keys() & {utterance.id, utterance.speaker}:
                 return source(utterance)
         raise DataError(f"neither '{utterance.id}' nor its speaker is in {self.sources[0].scp.name}")
 

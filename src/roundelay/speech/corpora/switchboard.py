@@ -47,10 +47,10 @@ def switchboard(data: Path | None = None) -> Corpus:
 
 
 def transcript(text: str) -> str:
-    """The words of a Mississippi State transcript, in small letters, without what is no word.
+    """The words of a Mississippi State transcript, in small letters.
 
-    Laughed words are words, of [this/that] the first was said, {coined} words and pronunciation marks lose their marks, and
-    of a word broken off what was heard stays, with a hyphen in place of what was not.
+    [noise], [silence] and [laughter] are dropped; [laughter-word] becomes word. Of [this/that], this was said. {coined} and
+    about_1 lose their marks. In th[e]-, the letters in brackets were not said; a hyphen takes their place.
 
     >>> transcript("[noise] i-[i] was [laughter-really] th[e]- [laughter] about_1 [it'n/isn't] {yuppiedom} [silence]")
     "i- was really th- about it'n yuppiedom"

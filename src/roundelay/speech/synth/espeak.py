@@ -75,7 +75,7 @@ class Espeak:
         )
         if self.rate_Hz <= 0:
             raise RoundelayError("espeak-ng does not start; reinstall the package espeakng-loader")
-        self._callback = _Callback(self._take)  # kept in an attribute, because the library holds no reference
+        self._callback = _Callback(self._collect)  # kept in an attribute, because the library holds no reference
         self._library.espeak_SetSynthCallback(self._callback)
         self._library.espeak_ng_SetRandSeed(ctypes.c_long(seed))
         self._pieces: list[Sound] = []
@@ -94,7 +94,7 @@ class Espeak:
         self._library.espeak_Synchronize()
         return np.concatenate(self._pieces), self._events
 
-    def _take(self, samples: Any, count: int, events: Any) -> int:  # noqa: ANN401  # C pointers
+    def _collect(self, samples: Any, count: int, events: Any) -> int:  # noqa: ANN401  # C pointers
         if count:
             self._pieces.append(np.ctypeslib.as_array(samples, (count,)).copy())
         position = 0

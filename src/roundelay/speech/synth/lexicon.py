@@ -115,5 +115,5 @@ def dictionary() -> str:
     for word, variants in sorted(stressed().items()):
         for number, pronunciation in enumerate(dict.fromkeys(map(phones, variants)), 1):
             name = word if number == 1 else f"{word}({number})"
-            lines.append(f"{name} {' '.join(phones(pronunciation))}\n")
+            lines.append(f"{name} {' '.join(pronunciation)}\n")
     return "".join(lines)

@@ -67,7 +67,7 @@ def time(random: Random) -> list[str]:
 def command(random: Random) -> list[str]:
     """A short command to a machine."""
     number = cardinal(int(random.integers(1, 100)))
-    frames = (
+    templates = (
         "turn {switch} the {thing} in the {room}",
         "turn the {thing} {switch}",
         "{shut} the {hole} in the {room}",
@@ -98,7 +98,7 @@ def command(random: Random) -> list[str]:
         "number": (" ".join(number),),
     }
     filled = (
-        _one(random, blanks[word[1:-1]]) if word.startswith("{") else word for word in _one(random, frames).split()
+        _one(random, blanks[word[1:-1]]) if word.startswith("{") else word for word in _one(random, templates).split()
     )
     return " ".join(filled).split()
 

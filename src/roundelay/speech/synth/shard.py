@@ -6,9 +6,10 @@ Utterance n depends only on the seed, not on the hours or the number of workers.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from roundelay.errors import DataError
 from roundelay.speech.audio import resampled, soundfile_library
-from roundelay.speech.synth.espeak import Espeak, Voice
+from roundelay.speech.synth.espeak import Espeak
 from roundelay.speech.synth.lexicon import mnemonics, phones, stressed
 from roundelay.speech.synth.sentences import sentence
 from roundelay.speech.synth.speakers import SPEAKERS, speaker
@@ -33,7 +34,7 @@ PAUSES = 0.1  # fraction of the gaps between words that have a pause
 EDGE_S = (0.1, 0.3)  # silence before and after an utterance: shortest, longest
 LEVELS = (0.02, 0.12)  # root mean square of speech: lowest, highest
 HISS = 1e-4  # level of a microphone's noise, always added: recordings have no exact zeros
-SNR_SPREAD_dB = 5.0
+SNR_SPREAD_dB = 5.0  # an utterance may differ by this much from the mean ratio
 SPLIT_OF_TEN = ("train",) * 8 + ("valid", "test")
 
 
@@ -42,7 +43,7 @@ class SynthConfig:
     """Settings of a synthetic corpus.
 
     Attributes:
-        hours: hours of speech in all splits together; eight tenths of it are the training split.
+        hours: hours of speech in all splits together; eight of ten utterances are for training.
         seed: of sentences, voices and noise.
         snr_dB: mean signal-to-noise ratio of added noise; None adds no noise.
         telephone: 8 kHz, 300 to 3400 Hz, µ-law.
@@ -60,7 +61,7 @@ def make_shard(folder: Path, shard: int, config: SynthConfig) -> list[Row]:
     An utterance is left out if espeak-ng has spoken other phonemes than it was given.
     """
     espeak = Espeak(seed=config.seed * 1_000_003 + shard)
-    (folder / _place(shard)).mkdir(parents=True, exist_ok=True)
+    (folder / _audio_folder(shard)).mkdir(parents=True, exist_ok=True)
     rows = []
     for index in range(shard * SIZE, (shard + 1) * SIZE):
         with contextlib.suppress(DataError):
@@ -68,17 +69,17 @@ def make_shard(folder: Path, shard: int, config: SynthConfig) -> list[Row]:
     return rows
 
 
-def _place(shard: int) -> Path:
+def _audio_folder(shard: int) -> Path:
     return Path("audio") / f"{shard:05d}"
 
 
 def _make(espeak: Espeak, folder: Path, index: int, config: SynthConfig) -> Row:
     random = np.random.default_rng([config.seed, index])
     split = SPLIT_OF_TEN[index % 10]
-    who = speaker(split, int(random.integers(SPEAKERS[split])), config.seed)
+    talker = speaker(split, int(random.integers(SPEAKERS[split])), config.seed)
     words = sentence(random)
     said = [stressed()[word][random.integers(len(stressed()[word]))] for word in words]
-    voice = Voice(who.voice.name, round(who.voice.rate * random.uniform(0.9, 1.1)), who.voice.pitch, who.voice.range)
+    voice = dataclasses.replace(talker.voice, rate=round(talker.voice.rate * random.uniform(0.9, 1.1)))
     gaps = ["[[_:]] " if random.random() < PAUSES else "" for _ in words]
     text = "".join(f"{gap}[[{mnemonics(one)}]] " for gap, one in zip(["", *gaps[1:]], said, strict=True))
     sound, events = espeak.say(voice, text)
@@ -89,15 +90,15 @@ def _make(espeak: Espeak, folder: Path, index: int, config: SynthConfig) -> Row:
     speech = resampled((sound / 32768).astype(np.float32), espeak.rate_Hz, rate_Hz).astype(np.float64)
     around = np.pad(speech, (round(lead_s * rate_Hz), round(tail_s * rate_Hz)))
     samples = _recorded(around, float(np.mean(speech**2)), config, random)
-    path = _place(index // SIZE) / f"synth-{index:07d}.wav"
+    path = _audio_folder(index // SIZE) / f"synth-{index:07d}.wav"
     soundfile_library().write(folder / path, samples, rate_Hz, subtype="ULAW" if config.telephone else "PCM_16")
     timed = [(name, lead_s + start, end - start) for name, (start, end) in zip(sum(names, ()), spans, strict=True)]
     return {
         "id": path.stem,
         "path": str(path),
         "split": split,
-        "speaker": who.name,
-        "voice": who.voice.name,
+        "speaker": talker.name,
+        "voice": talker.voice.name,
         "seconds": len(samples) / rate_Hz,
         "text": " ".join(words),
         "phones": timed,
@@ -119,15 +120,15 @@ def _word_times(
 def _recorded(clean: Samples, power: float, config: SynthConfig, random: np.random.Generator) -> Samples:
     """Clean speech of the given power, as recorded by a microphone or over a telephone."""
     level = random.uniform(*LEVELS)
-    heard = clean * level / np.sqrt(power) + HISS * random.standard_normal(len(clean))
+    recorded = clean * level / np.sqrt(power) + HISS * random.standard_normal(len(clean))
     if config.snr_dB is not None:
         snr_dB = config.snr_dB + random.uniform(-SNR_SPREAD_dB, SNR_SPREAD_dB)
-        heard += _noise(len(clean), random) * level * 10 ** (-snr_dB / 20)
-    return np.clip(_through_telephone(heard) if config.telephone else heard, -1, 1)
+        recorded += _noise(len(clean), random) * level * 10 ** (-snr_dB / 20)
+    return np.clip(_through_telephone(recorded) if config.telephone else recorded, -1, 1)
 
 
 def _noise(count: int, random: np.random.Generator) -> Samples:
-    """Noise of power 1 with a spectrum between white and 1/f; the slope is random."""
+    """Noise of power 1. The slope of its spectrum is random, between white and 1/f."""
     spectrum = np.fft.rfft(random.standard_normal(count))
     spectrum *= np.arange(1, len(spectrum) + 1) ** (-random.uniform(0, 0.5))
     noise = np.fft.irfft(spectrum, count)
@@ -150,7 +151,14 @@ def main(folder: str, shard: str, config: str) -> None:
 
 def command(folder: Path, shard: int, config: SynthConfig) -> list[str]:
     """The command line of a process that makes this shard."""
-    return [sys.executable, "-m", "roundelay.speech.synth.shard", str(folder), str(shard), json.dumps(asdict(config))]
+    return [
+        sys.executable,
+        "-m",
+        "roundelay.speech.synth.shard",
+        str(folder),
+        str(shard),
+        json.dumps(dataclasses.asdict(config)),
+    ]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from roundelay.speech.synth.espeak import Event, Sound
 
 SHORTEST_S = 0.03  # the three states of a phone need three frames
 QUIET = 20  # of 32768; the closure of a stop is silent except for ringing filters
-LINKING = (";", "r-")  # sounds that espeak-ng inserts between two vowels; they are counted to the first vowel
+LINKING = (";", "r-")  # sounds that espeak-ng inserts between two vowels; they belong to the first vowel
 
 
 def phone_spans(sound: Sound, events: Sequence[Event], phones: int, rate_Hz: int) -> list[tuple[float, float]]:

@@ -24,13 +24,13 @@ def consensus_of(
     _barrier(transport, members)  # from here on no learner has an exchange under way
     mean = _mean_weights(replica, strategy, transport, members)
     buffers = list(module.buffers())
-    saved_weights, saved_buffers = replica.flat(), [buffer.clone() for buffer in buffers]
+    saved_weights, saved_buffers = _flat_copy(replica.tensors()), [buffer.clone() for buffer in buffers]
     try:
         mean.write(replica.tensors())
         _average_buffers(module, transport, members)
         yield
     finally:
-        replica.copy_from(saved_weights)
+        saved_weights.write(replica.tensors())
         for buffer, saved in zip(buffers, saved_buffers, strict=True):
             buffer.copy_(saved)
 

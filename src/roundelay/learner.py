@@ -23,7 +23,7 @@ from roundelay.errors import StrategyError
 from roundelay.hooks import GradientHooks, StepHooks
 from roundelay.strategies.base import Strategy
 from roundelay.transport.base import LEFT, Transport
-from roundelay.weights import Replica
+from roundelay.weights import replica_of
 
 log = logging.getLogger("roundelay")
 
@@ -80,7 +80,7 @@ class Learner:
 
     def _begin(self, *, agreed: bool) -> None:
         _check_optimizer(self.optimizer, self.module)
-        self.replica = Replica(self.module)
+        self.replica = replica_of(self.module)
         self._averaged = set(map(id, self.replica.weights))
         everyone = self.membership  # including a peer that leaves before we are attached: all use the same mixing
         self.transport.on_lost(self._peer_lost)

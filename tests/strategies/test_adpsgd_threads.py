@@ -7,8 +7,9 @@ from loopback import loopback, together
 from torch import nn
 
 from roundelay.learner import Learner
-from roundelay.strategies import ADPSGD, pair_average
+from roundelay.strategies import ADPSGD
 from roundelay.topology import random_ring
+from roundelay.weights import flat
 
 SIZE, PARAMETERS = 4, 5000
 both = pytest.mark.parametrize("share_memory", [True, False], ids=["shared", "sockets"])
@@ -63,7 +64,7 @@ def test_without_gradients_thousands_of_exchanges_keep_the_mean_and_shrink_the_s
 @both
 @pytest.mark.parametrize("piece", [2**18, 700])
 def test_the_same_in_single_precision_and_piece_by_piece(share_memory, piece, monkeypatch):
-    monkeypatch.setattr(pair_average, "PIECE", piece)  # steps come between the pieces of one exchange
+    monkeypatch.setattr(flat, "PIECE", piece)  # steps come between the pieces of one exchange
     initial, updates, final, metrics = hammer(share_memory, steps=600, lr=0.1, dtype=torch.float32)
     assert sum(m["exchanges_finished"] for m in metrics) > 600
     np.testing.assert_allclose(

@@ -144,9 +144,9 @@ def test_spread_is_estimated_from_what_neighbours_send():
         clock.spawn(learner.process(20))
     clock.run(until=10.5)
     for learner in learners:
-        learner.strategy.metrics()  # asks for a measurement of the next round
-    X = weights(learners)
+        learner.strategy.metrics()  # asks for a measurement of the next swap
     clock.run(until=11.5)
+    X = weights(learners)
     estimates = np.array([learner.strategy.metrics()["spread"] for learner in learners])
     exact = np.sqrt(((X - X.mean(0)) ** 2).sum(1).mean())
     assert np.sqrt((estimates**2).mean()) == pytest.approx(exact, rel=1e-9)

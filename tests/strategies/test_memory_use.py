@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from roundelay.learner import Learner
-from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, dpsgd
+from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne
 from roundelay.topology import ring
-from roundelay.weights import Flat
+from roundelay.weights import Flat, flat
 
 SIZE = 3
 WIDTH = 60_000
@@ -120,7 +120,7 @@ def test_few_copies_of_the_model_and_no_more_after_warm_up(name, share_memory):
 
 
 def test_spread_is_measured_without_memory_of_a_models_size(monkeypatch):
-    monkeypatch.setattr(dpsgd, "PIECE", WIDTH // 8)
+    monkeypatch.setattr(flat, "PIECE", WIDTH // 8)
     with loopback(SIZE) as transports:
 
         def work(rank):

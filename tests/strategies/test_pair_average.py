@@ -8,18 +8,17 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from loopback import PATIENCE_S
+from torch import nn
 
 from roundelay.errors import RefusedError
-from roundelay.strategies import pair_average
 from roundelay.strategies.pair_average import FairLock, PairAverage
-from roundelay.weights import Flat
+from roundelay.weights import Replica, flat
 
 
 def weights_of(values):
     """Live weights with these float32 numbers."""
-    flat = Flat([torch.empty(len(values))])
-    flat.parts[0].copy_(torch.as_tensor(values))
-    return PairAverage(flat)
+    replica = Replica(nn.ParameterList([nn.Parameter(torch.tensor(values, dtype=torch.float32))]))
+    return PairAverage(replica, replica.mirror())
 
 
 def values_of(weights):
@@ -30,29 +29,29 @@ def packed(weights):
     return weights.pack(torch.zeros_like(weights.flat.storage))
 
 
-# Halving is exact but for subnormal numbers, which differences of these are not.
 small = st.floats(-1e3, 1e3, width=32).map(lambda value: value if abs(value) > 1e-30 else 0.0)
 
 
 @given(st.lists(st.tuples(small, small), min_size=1, max_size=50), st.sampled_from([2**18, 7]))
 def test_both_ends_apply_the_very_correction_that_numpy_computes(pairs, piece):
     s, x = np.array(pairs, np.float32).T
+    c = (s - x) * np.float32(1 / 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pair_average, "PIECE", piece)
+        patch.setattr(flat, "PIECE", piece)
         caller, answering = weights_of(s), weights_of(x)
         request, reply = packed(caller), torch.zeros_like(caller.flat.storage)
         answering.answer(0, request, reply)
         caller.take(1, reply)
-    c = (s - x) * np.float32(1 / 3)
-    np.testing.assert_array_equal(values_of(answering), x + c)
-    np.testing.assert_array_equal(values_of(caller), s - c)
-    assert caller.norm2(1, reply) == pytest.approx(float(np.square(s - x, dtype=np.float64).sum()), rel=1e-5, abs=1e-40)
-    answering.undo(0, reply)
-    np.testing.assert_allclose(values_of(answering), x, rtol=0, atol=1e-3)
+        np.testing.assert_array_equal(values_of(answering), x + c)
+        np.testing.assert_array_equal(values_of(caller), s - c)
+        distance2 = float(np.square(s - x, dtype=np.float64).sum())
+        assert caller.norm2(1, reply) == pytest.approx(distance2, rel=1e-5, abs=1e-40)
+        answering.undo(0, reply)
+        np.testing.assert_allclose(values_of(answering), x, rtol=0, atol=1e-3)
 
 
 def test_what_was_added_before_a_bad_piece_came_is_taken_back(monkeypatch):
-    monkeypatch.setattr(pair_average, "PIECE", 4)
+    monkeypatch.setattr(flat, "PIECE", 4)
     before = np.linspace(-1, 1, 20, dtype=np.float32)
     weights = weights_of(before)
     request = packed(weights_of(before + 1))

@@ -12,9 +12,10 @@ from torch import nn
 from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError
 from roundelay.learner import Learner
-from roundelay.strategies import ADPSGD, pair_average
+from roundelay.strategies import ADPSGD
 from roundelay.topology import ring
 from roundelay.transport.solo import SoloTransport
+from roundelay.weights import flat
 from roundelay.weights.replica import Replica
 
 COUNT = 1000
@@ -63,7 +64,7 @@ def meet(first, second, exchanges, **options):
 
 @pytest.mark.parametrize("piece", [2**18, 300])
 def test_an_exchange_is_what_numpy_does_with_float16(piece, monkeypatch):
-    monkeypatch.setattr(pair_average, "PIECE", piece)
+    monkeypatch.setattr(flat, "PIECE", piece)
     rng = np.random.default_rng(0)
     s, x = (rng.standard_normal(COUNT).astype(np.float32) for _ in range(2))
     caller, answering = attached(s), attached(x)

@@ -25,7 +25,7 @@ def test_a_module_without_trainable_parameters_is_refused():
 def test_copies_follow_the_module_through_a_change_of_dtype():
     module = nn.Linear(3, 2)
     replica = Replica(module)
-    flat = replica.flat()
+    flat = replica.mirror()
     before = module.weight.detach().clone()
     module.to(torch.float64)
     flat.storage.zero_()
@@ -41,7 +41,7 @@ def test_a_copy_into_the_module_keeps_its_storage():
     module = nn.LSTM(3, 4)
     replica = Replica(module)
     places = [w.data_ptr() for w in replica.weights]
-    replica.copy_from(replica.flat())
+    replica.copy_from(replica.mirror())
     assert [w.data_ptr() for w in replica.weights] == places
 
 
@@ -51,7 +51,7 @@ def test_a_copy_into_the_module_keeps_its_storage():
 def test_during_a_step_the_parameters_are_the_flat_itself():
     module = nn.Linear(3, 2)
     replica = Replica(module)
-    flat = replica.flat()
+    flat = replica.mirror()
     own, before = module.weight.data_ptr(), module.weight.detach().clone()
     replica.begin_step(flat)
     assert module.weight.data_ptr() == flat.views[0].data_ptr()
@@ -66,7 +66,7 @@ def test_during_a_step_the_parameters_are_the_flat_itself():
 def test_an_optimizer_that_puts_new_tensors_in_place_is_followed():
     module = nn.Linear(3, 2)
     replica = Replica(module)
-    flat = replica.flat()
+    flat = replica.mirror()
     own, new = module.weight.data_ptr(), torch.randn(2, 3)
     replica.begin_step(flat)
     module.weight.data = new
@@ -78,7 +78,7 @@ def test_an_optimizer_that_puts_new_tensors_in_place_is_followed():
 def test_parameters_of_another_dtype_than_the_flat_are_copied_instead():
     module = nn.Linear(3, 2)
     replica = Replica(module)
-    flat = replica.flat()
+    flat = replica.mirror()
     module.to(torch.float64)
     replica.begin_step(flat)
     assert module.weight.dtype == torch.float64
@@ -117,7 +117,7 @@ def test_every_optimizer_steps_on_a_flat_as_on_the_modules_own_weights(name, kin
 
     optimizers = [optimizer_of(plain), optimizer_of(stepped)]
     replica = Replica(stepped)
-    flat = replica.flat()
+    flat = replica.mirror()
     for step in range(5):
         x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(step))
         for module, optimizer in zip((plain, stepped), optimizers, strict=True):
@@ -150,7 +150,7 @@ def test_tensors_are_made_anew_only_where_a_parameter_has_other_memory():
 def test_after_other_memory_or_another_dtype_steps_still_reach_the_flat():
     module = nn.Linear(3, 2)
     replica = Replica(module)
-    flat = replica.flat()
+    flat = replica.mirror()
     for change in (lambda: None, lambda: setattr(module.weight, "data", module.weight.data.clone()), module.double):
         change()
         own = [weight.data_ptr() for weight in replica.weights]

@@ -16,7 +16,7 @@ from roundelay.simulation.network import Links, ModelledNetwork
 from roundelay.strategies.base import Strategy
 from roundelay.transport.base import Transport
 from roundelay.transport.simulated import SimulatedNetwork
-from roundelay.weights.replica import Replica
+from roundelay.weights import replica_of
 
 SETTLING_STEPS, TIMED_STEPS = 4, 8  # the first steps of a run are not yet periodic
 
@@ -44,7 +44,7 @@ class VirtualLearner:
     def process(self, steps: int | None = None) -> Process:
         """Train for `steps` steps, then finish and leave. None: train until the clock stops."""
         membership = self.membership or Membership.of(self.transport.size)
-        self.strategy.attach(Replica(self.module), self.transport, membership)
+        self.strategy.attach(replica_of(self.module), self.transport, membership)
         self.transport.on_lost(self.strategy.peer_lost)
         self.transport.on_silent(self.strategy.peer_silent)
         for step in itertools.count() if steps is None else range(steps):

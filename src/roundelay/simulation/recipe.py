@@ -30,7 +30,7 @@ from roundelay.training.recipes import task_of
 from roundelay.training.run_result import write_result
 from roundelay.training.state import State
 from roundelay.training.step import TrainingStep
-from roundelay.weights import Replica
+from roundelay.weights import replica_of
 
 ReportProgress = Callable[[float], None]
 
@@ -115,7 +115,7 @@ class _SimulatedLearner:
     def process(self, progress: ReportProgress) -> Process:
         """The whole run of this learner."""
         run, strategy, part = self._run, self.strategy, self.position.partition
-        strategy.attach(Replica(self.module), self._transport, Membership.of(run.config.learners))
+        strategy.attach(replica_of(self.module), self._transport, Membership.of(run.config.learners))
         self._transport.on_lost(strategy.peer_lost)
         self._transport.on_silent(strategy.peer_silent)
         self.module.train()

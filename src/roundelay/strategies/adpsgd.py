@@ -85,8 +85,9 @@ class ADPSGD(Strategy):
         super().attach(replica, transport, membership)
         self._partners = Partners(transport.rank)
         self._partners.use(mixing_over(self._family, membership), membership)
-        self._live = PairAverage(replica.flat(transport.allocate), WIRE_DTYPES[self.wire] if self.wire else None)
-        self._request = Request(self._live.flat.storage, self._live.pack)
+        mirror = replica.mirror(transport.allocate)
+        self._live = PairAverage(replica, mirror, WIRE_DTYPES[self.wire] if self.wire else None)
+        self._request = Request(mirror.storage, self._live.pack, replica.wait_until_readable)
         self._corrections = [self._new_correction()]  # that no exchange uses
         self._exchange = self._aside = _Exchange()  # the last one; one with a silent peer
         self._counts = ExchangeCounts()
@@ -125,7 +126,7 @@ class ADPSGD(Strategy):
         self._live.lock.release()
         if self._exchange.over.done():
             self._call_next()
-        self.replica.copy_from(self._live.flat)
+        self.replica.follow(self._live.flat)
         yield from ()
 
     def _wait_for_an_exchange(self) -> Steps:
@@ -261,13 +262,14 @@ class ADPSGD(Strategy):
 
     def weights(self) -> Flat:
         """The live weights, to be read."""
+        self.replica.wait_until_readable()
         return self._live.flat
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[Flat]:
         """The live weights, between two steps and exchanges."""
         with self._live.lock:
-            yield self._live.flat
+            yield self.weights()
 
     def metrics(self) -> dict[str, float]:
         """Exchanges, staleness, lead, spread."""
@@ -287,4 +289,4 @@ class ADPSGD(Strategy):
             self.abandon()
             return
         with self._live.lock:
-            self.replica.copy_to(self._live.flat)
+            self.replica.restart(self._live.flat)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from concurrent.futures import Future
 from typing import Any
@@ -12,7 +13,6 @@ from roundelay.clock import Steps
 from roundelay.cluster.membership import Membership
 from roundelay.errors import RefusedError
 from roundelay.strategies.base import Strategy, fingerprint, mixing_over, spread
-from roundelay.strategies.pair_average import PIECE
 from roundelay.topology import Family, Mixing, family
 from roundelay.transport.base import Transport
 from roundelay.weights.flat import NON_FINITE, Flat, all_finite
@@ -22,9 +22,9 @@ from roundelay.weights.replica import Replica
 class DPSGD(Strategy):
     r"""$x_i \leftarrow \sum_j W_{ij}(k) x_j - \alpha g(x_i)$.
 
-    The swap of $x_k$ runs during forward and backward of step k. Before the step the neighbours' weights are mixed into the
-    buffer that was sent, and the optimizer applies the gradient, taken at the learner's own $x_i$, to them there. Waits for
-    the neighbours of the round. Extra memory: one copy of the model to send, and one per neighbour.
+    The swap of $x_k$ runs during forward and backward of step k. When it has ended, a thread of the transport mixes the
+    neighbours' weights into the buffer that was sent; the optimizer applies the gradient, taken at the learner's own $x_i$, to
+    them. Waits for the neighbours of the round. Extra memory: one copy of the model to send, and one per neighbour.
 
     Args:
         topology: a name, a graph file, `module:function`, or a function from the number of learners to a Mixing.
@@ -44,11 +44,14 @@ class DPSGD(Strategy):
         super().attach(replica, transport, membership)
         self._mixing = mixing_over(self._family, membership)
         self._position = membership.position(transport.rank)
-        self._own = replica.flat(transport.allocate)
+        self._own = replica.mirror(transport.allocate)
         transport.layout = self._own.layout.code
         self._incoming: list[Flat] = []
         self._disagreement2, self._measure = 0.0, False
         self._restarted = False
+        self._mixing_lock = threading.Lock()  # of the two below, and of `_own` when a swap has ended
+        self._finished = False
+        self._row: dict[int, float] = {}
         self._swaps = 0
         self._swaps_with: Counter[int] = Counter()
         self._send()
@@ -62,9 +65,26 @@ class DPSGD(Strategy):
             self._incoming.append(Flat(self._own.views, self.transport.allocate))
         buffers = {peer: flat.storage for peer, flat in zip(self._row, self._incoming, strict=False)}
         # Numbered apart from rounds, which load_state_dict may set back.
-        self._swap: Future[None] = self.transport.swap(self._swaps, self._own.storage, buffers)
+        mixed: Future[None] = Future()
+        self._mixed = mixed
+        wait = self.replica.wait_until_readable
+        swap = self.transport.swap(self._swaps, self._own.storage, buffers, wait)
         self._swaps += 1
         self._swaps_with.update(self._row.keys())
+        swap.add_done_callback(lambda swap: self._swapped(swap, mixed))
+
+    def _swapped(self, swap: Future[None], mixed: Future[None]) -> None:
+        """The neighbours' weights are here: mix them in. In a thread of the transport, or on the virtual clock."""
+        try:
+            swap.result()
+            with self._mixing_lock:
+                if not self._finished:
+                    self._mix()
+                    self.replica.stage(self._own)
+        except BaseException as error:  # raised by the next step
+            mixed.set_exception(error)
+        else:
+            mixed.set_result(None)
 
     def before_step(self) -> Steps:
         """x_i <- sum_j W_ij x_j; the optimizer works on that until `after_step`.
@@ -72,22 +92,20 @@ class DPSGD(Strategy):
         Raises RefusedError, with the module's weights as they were, if a neighbour's weights are not finite.
         """
         self.abandon()
-        yield self._swap
+        yield self._mixed
         if self._restarted:  # that swap was of the weights from before load_state_dict
             self._restarted = False
-            self.replica.copy_to(self._own)
+            self.replica.restart(self._own)
             self._send()
-            yield self._swap
-        if self._measure:
-            self._disagreement2 = self._mean_disagreement2()
-            self._measure = False
-        self._mix()
-        self._row, self._own_weight = {}, 1.0  # if this step raises, the next one must not mix the same weights again
+            yield self._mixed
         self._stepping = True
         self.replica.begin_step(self._own)
 
     def _mix(self) -> None:
         """As a running mean, neighbours in ascending order: one pass over the weights for each."""
+        if self._measure:
+            self._disagreement2 = self._mean_disagreement2()
+            self._measure = False
         total = self._own_weight
         for weight, flat in zip(self._row.values(), self._incoming, strict=False):
             total += weight
@@ -117,7 +135,7 @@ class DPSGD(Strategy):
         if self._stepping:
             self._stepping = False
             self.replica.end_step(self._own)
-            self.replica.copy_from(self._own)
+            self.replica.follow(self._own)
 
     def drain(self) -> Steps:
         """The swap under way belongs to the next step; no peer waits for more than what was sent."""
@@ -128,8 +146,10 @@ class DPSGD(Strategy):
         """Answer the swaps of slower learners with the final weights until all have finished."""
         self.abandon()
         if self._restarted:  # and no step taken since: what was sent last is from before load_state_dict
-            yield self._swap
-            self.replica.copy_to(self._own)
+            yield self._mixed
+        with self._mixing_lock:
+            self._finished = True
+            self.replica.restart(self._own)  # it may have been mixed already
         yield self.transport.finish(self._own.storage, self.membership.living)
 
     def _mean_disagreement2(self) -> float:
@@ -137,8 +157,7 @@ class DPSGD(Strategy):
         distances2 = [
             float(torch.linalg.vector_norm(x - y, dtype=torch.float64)) ** 2
             for flat, _ in zip(self._incoming, self._row, strict=False)
-            for own, theirs in zip(self._own.parts, flat.parts, strict=True)
-            for x, y in zip(own.split(PIECE), theirs.split(PIECE), strict=True)
+            for x, y in zip(self._own.pieces, flat.pieces, strict=True)
         ]
         return sum(distances2) / max(len(self._row), 1)
 

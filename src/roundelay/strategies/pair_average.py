@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 
 import torch
 from torch import Tensor
 
 from roundelay.errors import RefusedError
-from roundelay.weights.flat import NON_FINITE, Flat, Layout, all_finite
+from roundelay.weights import Flat, Replica, all_finite
+from roundelay.weights.flat import NON_FINITE
 
 # w: each end moves a third of the way. In lockstep every learner of a ring calls its successor while its predecessor calls it:
 # then w = 1/2 gives x_i <- (x_{i-1} + x_{i+1}) / 2, which never converges on an even ring (eigenvalue -1), and w = 1/3 gives the
 # papers' own matrix (1/3, 1/3, 1/3). A lone pair loses 4w(1-w) of its squared distance: 0.89 instead of 1.
 WEIGHT = 1 / 3
-PIECE = 2**18  # elements that are exchanged under one lock, so that a step never waits for a whole model
 
 
 class FairLock:
@@ -77,7 +78,8 @@ class PairAverage:
     numbers, so the sum over learners is conserved, even if steps come between two pieces.
 
     Args:
-        flat: x.
+        replica: the weights; on an accelerator exchanges wait for its copies, and tell it of corrections.
+        flat: x, the mirror of the replica.
         wire: float32 weights travel as this shorter dtype; None: as they are.
 
     Attributes:
@@ -85,9 +87,9 @@ class PairAverage:
         wire_layout: of what travels.
     """
 
-    def __init__(self, flat: Flat, wire: torch.dtype | None = None) -> None:
-        self.flat, self.lock = flat, FairLock()
-        self._x = _pieces(flat.parts)
+    def __init__(self, replica: Replica, flat: Flat, wire: torch.dtype | None = None) -> None:
+        self._replica, self.flat, self.lock = replica, flat, FairLock()
+        self._x = flat.pieces
         self.wire_layout = flat.layout.narrowed(wire) if wire else flat.layout
         self._narrows = self.wire_layout is not flat.layout
         self._wide = torch.empty(max(map(len, self._x), default=0) if self._narrows else 0)  # one piece in float32
@@ -98,13 +100,14 @@ class PairAverage:
         x is read without the lock: $s_i$ need not be of one instant. Numbers too large for the wire dtype make all of x
         travel as it is, from then on.
         """
+        self._replica.wait_until_readable()
         if self._narrows:
             packed = buffer[: self.wire_layout.nbytes]
-            pieces = zip(_cut(packed, self.wire_layout), self._x, strict=True)
+            pieces = zip(self.wire_layout.pieces_of(packed), self._x, strict=True)
             if all_finite(s.copy_(x) for s, x in pieces):
                 return packed
             self.stop_narrowing()
-        for s, x in zip(_cut(buffer, self.flat.layout), self._x, strict=True):
+        for s, x in zip(self.flat.layout.pieces_of(buffer), self._x, strict=True):
             s.copy_(x)
         return buffer
 
@@ -137,14 +140,14 @@ class PairAverage:
         layout = self.wire_layout if storage.nbytes == self.wire_layout.nbytes else self.flat.layout
         if storage.nbytes != layout.nbytes:
             raise RefusedError(peer, "another model")
-        return _cut(storage, layout)
+        return layout.pieces_of(storage)
 
     def _add(
         self, sign: float, corrections: list[Tensor], peer: int, sent: Iterable[Tensor | None] = repeat(None)
     ) -> None:
         """x <- x + sign c, where c = w (s - x) first if s was sent. If a number is not finite, take all pieces back."""
         for k, (s, c) in enumerate(zip(sent, corrections, strict=False)):
-            with self.lock:
+            with self._readable():
                 x = self._x[k]
                 if s is not None:
                     torch.sub(s, x, out=c).mul_(WEIGHT) if s.dtype == x.dtype else c.copy_(
@@ -153,23 +156,33 @@ class PairAverage:
                 wide = c if c.dtype == x.dtype else self._widened(c)
                 if finite := all_finite([wide]):
                     x.add_(wide, alpha=sign)
+                    self._replica.correct(k, c, sign)
             if not finite:
                 self._subtract(sign, corrections[:k])
                 raise RefusedError(peer, NON_FINITE)
+        self._replica.wait_until_corrected()
 
     def _subtract(self, sign: float, corrections: list[Tensor]) -> None:
         """x <- x - sign c, for as many pieces as there are corrections."""
-        for x, c in zip(self._x, corrections, strict=False):
-            with self.lock:
-                x.add_(c, alpha=-sign)
+        for k, c in enumerate(corrections):
+            with self._readable():
+                self._x[k].add_(c, alpha=-sign)
+                self._replica.correct(k, c, -sign)
+        self._replica.wait_until_corrected()
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Hold the lock while x has the result of the last step. Never waits for a copy while it holds the lock."""
+        while True:
+            version = self._replica.wait_until_readable()
+            self.lock.acquire()
+            if self._replica.version is version:
+                break
+            self.lock.release()  # a step has come in between
+        try:
+            yield
+        finally:
+            self.lock.release()
 
     def _widened(self, piece: Tensor) -> Tensor:
         return self._wide[: piece.numel()].copy_(piece)
-
-
-def _cut(storage: Tensor, layout: Layout) -> list[Tensor]:
-    return _pieces(layout.parts_of(storage))
-
-
-def _pieces(parts: list[Tensor]) -> list[Tensor]:
-    return [piece for part in parts for piece in part.split(PIECE)]

@@ -50,10 +50,12 @@ class Request:
     Attributes:
         memory: read in place by a peer that shares memory with us.
         pack: for all other peers: fills the call's buffer, and returns the part of the buffer that is to travel.
+        wait: blocks until the memory may be read.
     """
 
     memory: Tensor
     pack: Callable[[Tensor], Tensor]
+    wait: Callable[[], object] = lambda: None
 
 
 @dataclass
@@ -134,8 +136,17 @@ class Transport(ABC):
         """Give up a buffer made by `allocate` whose call has failed: a frozen peer may still write to it later."""
 
     @abstractmethod
-    def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:
-        """Send `outgoing` to every peer of `incoming`, and fill `incoming` with what they send in the same round."""
+    def swap(
+        self,
+        round: int,
+        outgoing: Tensor,
+        incoming: Mapping[int, Tensor],
+        wait: Callable[[], object] = lambda: None,
+    ) -> Future[None]:
+        """Send `outgoing` to every peer of `incoming`, and fill `incoming` with what they send in the same round.
+
+        `wait` blocks, in a thread of the transport, until `outgoing` may be read.
+        """
 
     @abstractmethod
     def call(self, peer: int, buffer: Tensor, request: Request | None = None) -> Future[Tensor]:

@@ -59,6 +59,8 @@ class Requests:
     def _call_in_place(self, connection: Connection, buffer: Tensor, fd: int, request: Request | None) -> None:
         """Through shared memory: the peer reads the request and writes the reply where they are."""
         request_fd = self._shared_fd(connection, request.memory) if request else -1
+        if request:
+            request.wait()
         if request and request_fd < 0:
             buffer.copy_(request.memory)
         layout = self._owner.layout

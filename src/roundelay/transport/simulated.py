@@ -243,11 +243,18 @@ class SimulatedTransport(Transport):
         self.network.deliver(self.rank, peer, 0, asked)
         return future
 
-    def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:
+    def swap(
+        self,
+        round: int,
+        outgoing: Tensor,
+        incoming: Mapping[int, Tensor],
+        wait: Callable[[], object] = lambda: None,
+    ) -> Future[None]:
         """Send copies now, and take what has already come for this round."""
         future = self.pending(tuple(incoming))
         if future.done():
             return future
+        wait()
         swap = self._swaps[round] = _Swap(incoming, future)
         for peer in incoming:
             self._send_swap(peer, round, outgoing)
@@ -280,6 +287,8 @@ class SimulatedTransport(Transport):
         future = self.pending((peer,))
         if future.done():
             return future
+        if request:
+            request.wait()
         target, message = self.network.transports[peer], (request.memory if request else buffer).clone()
 
         def replied() -> None:

@@ -18,7 +18,13 @@ class SoloTransport(Transport):
         super().__init__(rank=0, size=1)
         self._failure: BaseException | None = None
 
-    def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:
+    def swap(
+        self,
+        round: int,
+        outgoing: Tensor,
+        incoming: Mapping[int, Tensor],
+        wait: Callable[[], object] = lambda: None,
+    ) -> Future[None]:
         """Done at once: there is no neighbour."""
         assert not incoming
         return done()

@@ -119,12 +119,23 @@ class TcpTransport(Transport):
         """Answer calls with `handler`; None refuses them from now on."""
         self._receiver.set_handler(handler, undo)
 
-    def swap(self, round: int, outgoing: Tensor, incoming: Mapping[int, Tensor]) -> Future[None]:
+    def swap(
+        self,
+        round: int,
+        outgoing: Tensor,
+        incoming: Mapping[int, Tensor],
+        wait: Callable[[], object] = lambda: None,
+    ) -> Future[None]:
         """Push to every peer of the round; the threads that serve their connections receive what they push."""
         future = self._liveness.depending_on(tuple(incoming))
         self._swaps.post(round, incoming, future)
+
+        def push(peer: int) -> None:
+            wait()
+            self._requests.push(peer, round, outgoing)
+
         for peer in incoming:
-            pushed = self._requests.submit(self._requests.push, peer, round, outgoing)
+            pushed = self._requests.submit(push, peer)
             pushed.add_done_callback(
                 lambda sent, peer=peer: self._swaps.sent(round, peer, sent.exception())  # type: ignore[misc]
             )

@@ -1,6 +1,15 @@
 """A learner's weights: flat buffers for exchanges, and how the module's own weights follow them."""
 
+from torch import nn
+
+from roundelay.weights.accelerator import AcceleratorReplica
 from roundelay.weights.flat import Flat, Layout, all_finite
 from roundelay.weights.replica import Replica
 
-__all__ = ["Flat", "Layout", "Replica", "all_finite"]
+__all__ = ["AcceleratorReplica", "Flat", "Layout", "Replica", "all_finite", "replica_of"]
+
+
+def replica_of(module: nn.Module) -> Replica:
+    """The replica for where the module's weights are: in host memory, or on an accelerator."""
+    on_host = all(p.device.type == "cpu" for p in module.parameters() if p.requires_grad)
+    return Replica(module) if on_host else AcceleratorReplica(module)

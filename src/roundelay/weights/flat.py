@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 NON_FINITE = "non-finite weights"  # why such weights are refused
+PIECE = 2**18  # elements that are exchanged at a time
 ALIGNMENT = 64  # bytes: a cache line, and enough for every dtype
 
 Allocate = Callable[[int], Tensor]
@@ -55,6 +56,10 @@ class Layout:
         """One flat view per dtype onto a buffer of this layout."""
         return [storage[start:end].view(dtype) for start, end, dtype in self._spans]
 
+    def pieces_of(self, storage: Tensor) -> list[Tensor]:
+        """The parts of a buffer of this layout, cut into pieces of at most `PIECE` numbers."""
+        return [piece for part in self.parts_of(storage) for piece in part.split(PIECE)]
+
     def narrowed(self, wire: torch.dtype) -> Layout:
         """The same numbers, with float32 stored as the shorter dtype `wire`.
 
@@ -81,6 +86,7 @@ class Flat:
         layout: of the storage.
         storage: all bytes (uint8), as they travel.
         parts: one flat view per dtype, for arithmetic.
+        pieces: the parts, cut into pieces of at most `PIECE` numbers.
         views: one view per tensor, in the order given, for copying.
     """
 
@@ -95,6 +101,7 @@ class Flat:
         self.storage = allocate(nbytes) if allocate else torch.empty(nbytes, dtype=torch.uint8, device=on)
         self.storage.zero_()
         self.parts = self.layout.parts_of(self.storage)
+        self.pieces = self.layout.pieces_of(self.storage)
         views: dict[int, Tensor] = {}
         for part, indices in zip(self.parts, by_dtype.values(), strict=True):
             pieces = part.split([tensors[i].numel() for i in indices])

@@ -38,11 +38,15 @@ class Replica:
             self._tensors = [weight.detach() for weight in self.weights]
         return self._tensors
 
-    def flat(self, allocate: Allocate | None = None) -> Flat:
-        """A new flat buffer with a copy of the weights."""
+    def mirror(self, allocate: Allocate | None = None) -> Flat:
+        """A new flat buffer in host memory with a copy of the weights, for exchanges and steps."""
         flat = Flat(self.tensors(), allocate)
         self.copy_to(flat)
         return flat
+
+    def restart(self, flat: Flat) -> None:
+        """Flat <- the module's weights, which the user has replaced."""
+        self.copy_to(flat)
 
     def copy_to(self, flat: Flat) -> None:
         """Flat <- the module's weights."""
@@ -66,7 +70,7 @@ class Replica:
     def end_step(self, flat: Flat) -> None:
         """Take the optimizer's result: `flat` has it now, and the parameters are back in their own memory.
 
-        That memory may still hold the values from before the step: `copy_from(flat)` brings it up to date.
+        That memory may still hold the values from before the step: `follow(flat)` brings it up to date.
         """
         if not self._redirected:
             self.copy_to(flat)
@@ -76,6 +80,32 @@ class Replica:
             if weight.data_ptr() != view.data_ptr():  # the optimizer has assigned a new tensor to .data
                 view.copy_(weight.detach())
         _point(self.weights, self._tensors)
+
+    def follow(self, flat: Flat) -> None:
+        """After a step: the module's weights <- flat. No lock is needed, since they need not be of one instant."""
+        self.copy_from(flat)
+
+    # For threads that exchange; only weights on an accelerator need these -------------------------------------------
+
+    @property
+    def version(self) -> object:
+        """Changes with every step whose result must be waited for."""
+        return None
+
+    def wait_until_readable(self) -> object:
+        """Block until the flat buffer has the result of the last step; returns the `version` that was waited for."""
+        return None
+
+    def correct(self, piece: int, correction: Tensor, sign: float) -> None:
+        """An exchange has added `sign * correction` to a piece of the flat buffer."""
+
+    def wait_until_corrected(self) -> None:
+        """Block until the corrections so far may change."""
+
+    def stage(self, flat: Flat) -> None:
+        """`flat` has changed as a whole: the next step begins with it."""
+
+    # Changes by the user ------------------------------------------------------------------------------------------
 
     def mark(self) -> None:
         """Remember that the weights are now what they should be."""

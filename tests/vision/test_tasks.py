@@ -179,7 +179,7 @@ def test_a_miniature_imagenet_with_damaged_files_comes_through_worker_processes(
     images, labels = torch.cat([each for each, _ in batches])[:37], torch.cat([each for _, each in batches])[:37]
     assert images.shape == (37, 3, 32, 32)
     assert images.dtype == torch.uint8
-    assert task.unreadable == 4
+    assert task.train.unreadable == 4
     coloured = [
         sample for sample in range(37) if sample not in (17, 18, 19)
     ]  # 17 is damaged and replaced by 18, which is grey; 19 is CMYK
@@ -197,7 +197,7 @@ def test_damaged_files_are_left_out_of_evaluation_and_parts_add_up(imagenet):
     assert (whole["samples"], whole["unreadable"]) == (17, 1)
     assert whole["top5"] == 17, "with three classes the right one is always among five"
     assert {key: sum(each[key] for each in parts) for key in whole} == pytest.approx(whole)
-    assert task.unreadable == 1
+    assert task.val.unreadable == 1
 
 
 @torch.no_grad()

@@ -17,20 +17,22 @@ def word_times(hypothesis: Hypothesis, lexicon: Lexicon, tying: Tying) -> Segmen
     ended inside a word, words that cannot be matched are put at the end with no duration.
     """
     phones = phone_segments(hypothesis.states_T, tying)
-    spans = _spans(hypothesis.words, phones.symbols, _as_heard(hypothesis.words, lexicon, tying), lexicon.silence)
+    spans = _spans(
+        hypothesis.words, phones.symbols, _with_first_variants(hypothesis.words, lexicon, tying), lexicon.silence
+    )
     begins = (*map(float, phones.starts_s), float(phones.end_s))
     times = [(begins[i], begins[j]) for i, j in spans]
     times += [(phones.end_s, phones.end_s)] * (len(hypothesis.words) - len(times))
     return segments((word, i, round(j - i, 6)) for word, (i, j) in zip(hypothesis.words, times, strict=True))
 
 
-def _as_heard(words: Sequence[str], lexicon: Lexicon, tying: Tying) -> dict[str, list[tuple[str, ...]]]:
+def _with_first_variants(words: Sequence[str], lexicon: Lexicon, tying: Tying) -> dict[str, list[tuple[str, ...]]]:
     """Pronunciations of the words. If variants of a phone share states, the phone is replaced by the first variant."""
-    heard: dict[str, str] = {}
+    first_variant: dict[str, str] = {}
     for phone in {phone for word in words for pronunciation in lexicon[word] for phone in pronunciation}:
         state = tying.chains(0, tying.number(phone), 0)[0]
-        heard[phone] = tying.phones[tying.phone_of_state[state]]
-    return {word: [tuple(heard[phone] for phone in each) for each in lexicon[word]] for word in words}
+        first_variant[phone] = tying.phones[tying.phone_of_state[state]]
+    return {word: [tuple(first_variant[phone] for phone in each) for each in lexicon[word]] for word in words}
 
 
 def _spans(

@@ -74,11 +74,6 @@ class ImageNet(Classification):
     def __len__(self) -> int:
         return len(self.train)
 
-    @property
-    def unreadable(self) -> int:
-        """Number of different images that could not be decoded so far, in training and evaluation."""
-        return self.train.unreadable + self.val.unreadable
-
     def network(self) -> nn.Module:
         """The configured ResNet, with one class per folder."""
         return imagenet_resnet(self.config.model, len(self.train.classes))

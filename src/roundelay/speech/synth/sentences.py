@@ -14,6 +14,36 @@ T = TypeVar("T")
 
 _DIGITS, _TEENS, _TENS, _ORDINALS = words(DIGITS), words(TEENS), words(TENS), words(ORDINALS)
 
+TEMPLATES = (
+    "turn {switch} the {thing} in the {room}",
+    "turn the {thing} {switch}",
+    "{shut} the {hole} in the {room}",
+    "set the volume to {number}",
+    "set the timer for {number} minutes",
+    "set the heating to {number} degrees",
+    "play the next song",
+    "play channel {number}",
+    "move {way} {number}",
+    "call room {number}",
+    "call the {room}",
+    "show me the weather for {when}",
+    "wake me {when} at {hour}",
+    "good morning",
+    "{single}",
+    "{single} {single}",
+)
+BLANKS: dict[str, Sequence[str]] = {
+    "switch": ("on", "off"),
+    "thing": ("light", "music", "radio", "heating"),
+    "room": ("kitchen", "bedroom", "office", "garage", "house"),
+    "shut": ("open", "close"),
+    "hole": ("window", "door"),
+    "way": ("up", "down", "left", "right"),
+    "when": ("today", "tomorrow", *words(DAYS)),
+    "hour": words(DIGITS)[5:],
+    "single": ("yes", "no", "go", "stop", "help", "repeat", "erase", "enter", "start", "boy"),
+}
+
 
 def sentence(random: Random) -> tuple[str, ...]:
     """The words of one random sentence. A kind that is in KINDS twice is twice as likely.
@@ -65,40 +95,10 @@ def time(random: Random) -> list[str]:
 
 
 def command(random: Random) -> list[str]:
-    """A short command to a machine."""
-    number = cardinal(int(random.integers(1, 100)))
-    templates = (
-        "turn {switch} the {thing} in the {room}",
-        "turn the {thing} {switch}",
-        "{shut} the {hole} in the {room}",
-        "set the volume to {number}",
-        "set the timer for {number} minutes",
-        "set the heating to {number} degrees",
-        "play the next song",
-        "play channel {number}",
-        "move {way} {number}",
-        "call room {number}",
-        "call the {room}",
-        "show me the weather for {when}",
-        "wake me {when} at {hour}",
-        "good morning",
-        "{single}",
-        "{single} {single}",
-    )
-    blanks: dict[str, Sequence[str]] = {
-        "switch": ("on", "off"),
-        "thing": ("light", "music", "radio", "heating"),
-        "room": ("kitchen", "bedroom", "office", "garage", "house"),
-        "shut": ("open", "close"),
-        "hole": ("window", "door"),
-        "way": ("up", "down", "left", "right"),
-        "when": ("today", "tomorrow", *words(DAYS)),
-        "hour": words(DIGITS)[5:],
-        "single": ("yes", "no", "go", "stop", "help", "repeat", "erase", "enter", "start", "boy"),
-        "number": (" ".join(number),),
-    }
+    """A short command to a machine: a template with its blanks filled in."""
+    blanks = BLANKS | {"number": (" ".join(cardinal(int(random.integers(1, 100)))),)}
     filled = (
-        _one(random, blanks[word[1:-1]]) if word.startswith("{") else word for word in _one(random, templates).split()
+        _one(random, blanks[word[1:-1]]) if word.startswith("{") else word for word in _one(random, TEMPLATES).split()
     )
     return " ".join(filled).split()
 

@@ -39,8 +39,8 @@ def phone_spans(sound: Sound, events: Sequence[Event], phones: int, rate_Hz: int
 
 def _before_silence(sound: Sound, first: int, last: int) -> int:
     """The beginning of the silence that ends at `last`, at the earliest `first`."""
-    heard = np.flatnonzero(np.abs(sound[first:last].astype(np.int32)) > QUIET)
-    return first + int(heard[-1]) + 1 if len(heard) else first
+    loud = np.flatnonzero(np.abs(sound[first:last].astype(np.int32)) > QUIET)
+    return first + int(loud[-1]) + 1 if len(loud) else first
 
 
 def _lengthened(spans: list[tuple[int, int]], shortest: int) -> list[tuple[int, int]]:

@@ -19,21 +19,21 @@ from roundelay.cluster.environment import host_store, joined_store
 from roundelay.transport import collectives
 from roundelay.transport.collectives import StoreCollectives, WorkFuture
 
-NAMED = "127.0.0.2"  # not what a machine's own name stands for, so that a listener by default is seen
+NAMED = "127.0.0.2"  # not the address of the machine's name, which Gloo would use by default
 MEMBERS = (1, 4, 7)
 
 
 @pytest.fixture
-def seats():
-    """A way to sit down as a learner of a generation."""
+def collectives_of():
+    """Makes the collectives of one learner."""
     store, address = host_store(NAMED)
     made = []
 
-    def sit(rank, generation=0, hopeless=lambda members: False):
+    def make(rank, generation=0, hopeless=lambda members: False):
         made.append(StoreCollectives(joined_store(address), rank, generation, NAMED, hopeless))
         return made[-1]
 
-    yield sit
+    yield make
     for each in made:
         each.close()
     del store
@@ -44,9 +44,9 @@ def together(work):
         return list(pool.map(work, MEMBERS))
 
 
-def test_learners_are_summed_and_broadcast_by_number_not_by_place(seats):
+def test_learners_are_summed_and_broadcast_by_rank_not_by_position(collectives_of):
     def work(rank):
-        collectives, values, weights = seats(rank), torch.tensor([float(rank)]), torch.tensor([float(rank)])
+        collectives, values, weights = collectives_of(rank), torch.tensor([float(rank)]), torch.tensor([float(rank)])
         collectives.all_reduce(values, MEMBERS).result()
         collectives.broadcast(weights, 4, MEMBERS).result()
         return float(values), float(weights)
@@ -54,24 +54,26 @@ def test_learners_are_summed_and_broadcast_by_number_not_by_place(seats):
     assert together(work) == [(12.0, 4.0)] * 3
 
 
-def test_a_group_whose_member_is_lost_before_it_forms_is_given_up(seats):
+def test_a_group_whose_member_is_lost_before_it_forms_is_given_up(collectives_of):
     with pytest.raises(ConnectionError, match="lost while it was being formed"):
-        seats(1, hopeless=lambda members: True).all_reduce(torch.zeros(1), (1, 2))
-    assert not [thread for thread in threading.enumerate() if thread.name == "roundelay-form"]  # it would wait for ever
+        collectives_of(1, hopeless=lambda members: True).all_reduce(torch.zeros(1), (1, 2))
+    assert not [
+        thread for thread in threading.enumerate() if thread.name == "roundelay-form-group"
+    ]  # it would wait for ever
 
 
-def test_a_store_that_is_gone_forms_no_group(seats, monkeypatch):
+def test_a_store_that_is_gone_forms_no_group(collectives_of, monkeypatch):
     def gone(*arguments):
         raise RuntimeError("Connection was likely closed")
 
-    seat = seats(1)
+    ours = collectives_of(1)
     monkeypatch.setattr(collectives.dist, "PrefixStore", lambda prefix, store: SimpleNamespace(set=gone))
     with pytest.raises(ConnectionError, match=r"cannot be reached \(Connection was likely closed\)"):
-        seat.all_reduce(torch.zeros(1), (1, 2))
+        ours.all_reduce(torch.zeros(1), (1, 2))
 
 
 class Work:
-    """A collective that ends while a wait for it gives up, as one does that waits for a straggler."""
+    """A collective that ends just when a wait for it times out."""
 
     def __init__(self, error=None):
         self.ended, self.error = False, error
@@ -87,18 +89,18 @@ class Work:
             raise self.error
 
 
-def test_what_ends_just_after_a_wait_has_given_up_has_not_failed():
+def test_a_collective_that_ends_just_after_a_wait_has_timed_out_has_not_failed():
     future = WorkFuture(Work())
     future.result()
     assert future.exception() is None
 
 
-def test_no_slow_member_is_taken_for_a_failure_however_the_waits_fall(seats, monkeypatch):
+def test_no_slow_member_is_taken_for_a_failure_however_the_waits_fall(collectives_of, monkeypatch):
     monkeypatch.setattr(collectives, "LOOK", datetime.timedelta(milliseconds=1))
     finished = []
 
     def work(rank):
-        collectives, random = seats(rank), Random(rank)
+        collectives, random = collectives_of(rank), Random(rank)
         for _ in range(400):
             time.sleep(random.uniform(0, 3e-3))
             collectives.all_reduce(torch.ones(1), MEMBERS).result()
@@ -108,28 +110,26 @@ def test_no_slow_member_is_taken_for_a_failure_however_the_waits_fall(seats, mon
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)  # where one has failed, the others wait for it for ever
+        thread.join(timeout=30)  # if one has failed, the others wait for ever
     assert sorted(finished) == list(MEMBERS)
 
 
-def test_what_fails_is_told_with_its_own_error(monkeypatch):
-    monkeypatch.setattr(collectives, "LOST_AFTER_S", 0.01)  # nobody is going to say whose connection it was
+def test_a_collective_that_fails_raises_its_own_error(monkeypatch):
+    monkeypatch.setattr(collectives, "LOST_AFTER_S", 0.01)  # no failure detector will say whose connection it was
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
         WorkFuture(Work(RuntimeError("Connection closed by peer"))).result()
 
 
-@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs Linux's /proc to see who listens where")
-def test_nothing_listens_beyond_the_interface_that_was_named(seats):
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs Linux's /proc to see which sockets listen")
+def test_nothing_listens_beyond_the_interface_that_was_named(collectives_of):
     before = listeners()
-    seated = together(
-        lambda rank: (collectives := seats(rank)).all_reduce(torch.zeros(1), MEMBERS).result() or collectives
-    )
-    assert len(seated) == 3
+    made = together(lambda rank: (ours := collectives_of(rank)).all_reduce(torch.zeros(1), MEMBERS).result() or ours)
+    assert len(made) == 3
     assert {address for _, address in listeners() - before} == {NAMED}
 
 
 def listeners() -> set[tuple[str, str]]:
-    """This process's listening sockets: which, and where."""
+    """This process's listening sockets: (inode, address)."""
     own = set()
     for fd in os.listdir("/proc/self/fd"):
         try:

@@ -8,7 +8,7 @@ from ends import socket_pair
 from hypothesis import example, given, strategies as st
 
 from roundelay.errors import HandshakeError, PeerLostError, RefusedError
-from roundelay.transport import framing as channels
+from roundelay.transport import framing
 from roundelay.transport.framing import Connection, Header, Kind
 from roundelay.transport.handshake import Hello, Purpose
 
@@ -18,17 +18,17 @@ ALICE, BOB = (Hello(rank, Purpose.REQUESTS, 1, bytes(16), keys) for rank, keys i
 
 @contextlib.contextmanager
 def pair():
-    """Two ends of a channel."""
+    """The two ends of a connection."""
     with socket_pair() as (a, b):
         yield Connection(a, BOB), Connection(b, ALICE)
 
 
-HEADER_BYTES = 64  # with the seal
+HEADER_BYTES = 64  # with the tag
 
 headers = st.builds(
     Header,
     kind=st.sampled_from(Kind),
-    nbytes=st.integers(0, channels.MESSAGE_LIMIT_BYTES),
+    nbytes=st.integers(0, framing.MESSAGE_LIMIT_BYTES),
     round=st.integers(0, 2**64 - 1),
     shared_fd=st.integers(-1, 2**31 - 1),
     request_fd=st.integers(-1, 2**31 - 1),
@@ -68,7 +68,7 @@ def test_a_header_that_comes_twice_is_refused():
             theirs.receive()
 
 
-def test_headers_that_change_places_are_refused():
+def test_headers_in_another_order_are_refused():
     with pair() as (ours, theirs):
         messages = []
         for round in (1, 2):
@@ -79,7 +79,7 @@ def test_headers_that_change_places_are_refused():
             theirs.receive()
 
 
-def test_a_header_sent_back_to_its_maker_is_refused():
+def test_a_header_sent_back_to_its_sender_is_refused():
     with pair() as (ours, theirs):
         ours.send(Header(Kind.CALL, 0))
         theirs.socket.sendall(theirs.socket.recv(1000))
@@ -106,10 +106,10 @@ def test_any_bytes_are_a_header_or_a_clean_refusal(packed):
         return
     assert header.pack() == packed[:1] + bytes(3) + packed[4:32] + bytes(8) + packed[40:]
     assert header.kind in Kind
-    assert header.nbytes <= channels.MESSAGE_LIMIT_BYTES
+    assert header.nbytes <= framing.MESSAGE_LIMIT_BYTES
 
 
-def test_an_absurd_size_is_refused_even_from_who_knows_the_secret():
+def test_a_size_beyond_the_limit_is_refused_even_from_a_learner_of_the_run():
     with pair() as (ours, theirs):
         ours.send(Header(Kind.CALL, 2**50))
         with pytest.raises(HandshakeError, match="more than any model has"):
@@ -171,7 +171,7 @@ def test_a_refusal_tells_why(reason):
         assert refusal.value.reason == (reason[:100] or "?")
 
 
-def test_who_serves_no_more_is_lost_and_an_answer_to_something_else_is_refused():
+def test_a_peer_that_serves_no_more_calls_is_lost_and_an_answer_of_another_kind_is_refused():
     with pair() as (ours, theirs):
         for kind in (Kind.NO_CALLS, Kind.SWAP, Kind.REPLY):
             theirs.send(Header(kind, 0))

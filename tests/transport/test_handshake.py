@@ -18,7 +18,7 @@ HOST = b"h" * 16
 
 @contextlib.contextmanager
 def served_once(serve):
-    """A listener whose first connection is given to `serve`; its address, and what became of it."""
+    """A listener whose first connection is given to `serve`; its address, and a list for the result or the error."""
     outcome = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -48,7 +48,7 @@ def mine(rank=0, purpose=Purpose.REQUESTS):
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
-def test_two_learners_of_one_run_learn_who_the_other_is(purpose):
+def test_two_learners_of_one_run_learn_each_others_rank(purpose):
     with answering(rank=1) as (address, outcome):
         connection, theirs = handshake.connect(address, mine(0, purpose), 1, SECURITY)
         connection.close()
@@ -56,7 +56,7 @@ def test_two_learners_of_one_run_learn_who_the_other_is(purpose):
     assert outcome == [mine(0, purpose)]
 
 
-def test_both_ends_have_the_same_keys_which_nobody_had_before():
+def test_both_ends_have_the_same_keys_which_are_new():
     seen = set()
     for _ in range(2):
         with answering() as (address, outcome):
@@ -69,14 +69,14 @@ def test_both_ends_have_the_same_keys_which_nobody_had_before():
 
 
 @pytest.mark.parametrize("wrong", [Security(b"wrong" * 6), Security(SECURITY.secret, run="another")])
-def test_a_wrong_secret_or_another_run_is_refused_by_who_answers(wrong):
+def test_a_wrong_secret_or_another_run_is_refused_by_the_answering_learner(wrong):
     with answering() as (address, outcome), pytest.raises(ConnectionError):
         handshake.connect(address, mine(), 1, wrong)
     assert isinstance(outcome[0], HandshakeError)
     assert "secret" in str(outcome[0])
 
 
-def test_an_answer_from_somebody_without_the_secret_is_refused():
+def test_an_answer_without_the_secret_is_refused():
     def impostor(connection):
         connection.sendall(handshake.MAGIC + bytes(16))
         connection.recv(1000)
@@ -86,7 +86,7 @@ def test_an_answer_from_somebody_without_the_secret_is_refused():
         handshake.connect(address, mine(), 1, SECURITY)
 
 
-def test_a_proof_sent_back_to_its_maker_is_refused():
+def test_a_proof_sent_back_to_its_sender_is_refused():
     """Both sides prove with the same secret, so a reflected message must not pass for an answer."""
 
     def mirror(connection):
@@ -199,7 +199,7 @@ def test_garbage_instead_of_a_call_raises_a_connection_error(garbage):
             handshake.accept(ours, 0, HOST, SECURITY)
 
 
-def test_an_unknown_purpose_is_refused_even_from_who_knows_the_secret():
+def test_an_unknown_purpose_is_refused_even_from_a_learner_of_the_run():
     with answering() as (address, outcome), socket.create_connection(address, timeout=5) as connection:
         challenge = connection.recv(1000)
         call = handshake._CALL.pack(0, 1, 77, 1, HOST, bytes(16))
@@ -208,13 +208,13 @@ def test_an_unknown_purpose_is_refused_even_from_who_knows_the_secret():
     assert "purpose 77, which no learner sends" in str(outcome[0])
 
 
-def test_a_silent_caller_is_not_waited_for_for_ever(monkeypatch):
+def test_a_handshake_with_a_silent_caller_times_out(monkeypatch):
     monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.05)
     with socket_pair() as (ours, _), pytest.raises(TimeoutError):
         handshake.accept(ours, 0, HOST, SECURITY)
 
 
-def test_a_caller_that_sends_a_byte_now_and_then_is_not_waited_for_either(monkeypatch):
+def test_a_handshake_with_a_caller_that_sends_single_bytes_times_out(monkeypatch):
     monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.1)
     stop = threading.Event()
     with socket_pair() as (ours, theirs):
@@ -232,6 +232,6 @@ def test_a_caller_that_sends_a_byte_now_and_then_is_not_waited_for_either(monkey
         thread.join(5)
 
 
-def test_processes_of_one_machine_know_each_other():
+def test_the_id_of_this_machine_is_always_the_same():
     assert handshake.this_host() == handshake.this_host()
     assert len(handshake.this_host()) == 16

@@ -10,7 +10,7 @@ import torch
 from loopback import PATIENCE_S, loopback, together
 
 from roundelay.errors import ConfigError, HandshakeError, PeerLostError
-from roundelay.transport import handshake, security as module
+from roundelay.transport import handshake, security
 from roundelay.transport.handshake import Hello, Purpose
 from roundelay.transport.security import Security
 
@@ -31,7 +31,7 @@ def test_a_certificate_is_made_once_and_its_key_is_for_the_owner_only(tmp_path):
 
 
 def test_without_openssl_the_error_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    monkeypatch.setattr(security.shutil, "which", lambda name: None)
     with pytest.raises(ConfigError, match=r"install it, or put cert.pem and key.pem into"):
         PLAIN.with_tls(tmp_path)
 
@@ -52,7 +52,7 @@ def test_a_key_of_another_certificate_is_refused(tmp_path):
         PLAIN.with_tls(tmp_path / "b")
 
 
-def test_what_a_process_is_told_in_its_environment_is_what_it_knows(tls):
+def test_the_environment_carries_the_secret_the_run_and_the_certificate(tls):
     told = Security.from_environment(tls.environment())
     assert told.secret == tls.secret
     assert told.tls.der == tls.tls.der
@@ -106,7 +106,7 @@ def test_calls_and_swaps_work_over_tls(tls, share_memory, nbytes):
             transport.check()
 
 
-def test_who_dies_is_noticed_over_tls(tls):
+def test_the_death_of_a_peer_is_noticed_over_tls(tls):
     with loopback(2, share_memory=False, security=tls) as (a, b):
         pending = a.call(1, a.allocate(2**20))
         b._detector._say = lambda message: None  # as SIGKILL: no goodbye
@@ -122,22 +122,22 @@ def test_a_goodbye_is_understood_over_tls(tls):
 
 
 def test_a_thread_that_is_blocked_on_an_encrypted_connection_wakes_when_it_is_shut_down(tls):
-    with loopback(2, share_memory=False, security=tls) as (_, b), b._connections.to(0) as lane:
+    with loopback(2, share_memory=False, security=tls) as (_, b), b._connections.to(0) as connection:
         ended = threading.Event()
 
         def read():
             with pytest.raises(OSError):  # noqa: PT011
-                lane.receive()
+                connection.receive()
             ended.set()
 
         thread = threading.Thread(target=read)
         thread.start()
         time.sleep(0.05)
-        lane.socket.shutdown(socket.SHUT_RDWR)
+        connection.socket.shutdown(socket.SHUT_RDWR)
         assert ended.wait(PATIENCE_S)
         thread.join(PATIENCE_S)
-        with pytest.raises(OSError):  # noqa: PT011  # and nothing goes out in clear afterwards
-            lane.socket.sendall(b"secret weights")
+        with pytest.raises(OSError):  # noqa: PT011  # nothing is sent unencrypted afterwards
+            connection.socket.sendall(b"secret weights")
 
 
 class Tap:
@@ -212,7 +212,7 @@ def test_another_certificate_is_refused_by_both_ends(tls, tmp_path):
 
 
 def test_a_certificate_that_the_runs_own_has_signed_is_not_the_runs_own(tls, tmp_path):
-    """openssl makes certificates that may sign others; who has the key could, but only the one of the run is accepted."""
+    """The run's certificate may sign others, since openssl makes it so, but learners accept only itself."""
     commands = [
         "openssl req -newkey rsa:2048 -nodes -keyout key.pem -out request.pem -subj /CN=child",
         f"openssl x509 -req -in request.pem -CA {tls.tls.folder}/cert.pem -CAkey {tls.tls.folder}/key.pem "

@@ -38,7 +38,7 @@ def test_a_buffer_is_mapped_once(ours, theirs):
     assert theirs.map(fd, 32).nbytes == 32
 
 
-def test_what_is_shorter_than_announced_is_refused(ours, theirs):
+def test_a_buffer_that_is_shorter_than_announced_is_refused(ours, theirs):
     fd = ours.locate(ours.allocate(64))
     with pytest.raises(HandshakeError, match="announced 65 bytes in shared memory of 64"):
         theirs.map(fd, 65)
@@ -63,12 +63,12 @@ def test_memory_outlives_the_descriptor(ours):
         os.fstat(fd)
 
 
-def test_what_cannot_be_opened_is_an_os_error(theirs):
+def test_a_descriptor_that_does_not_exist_is_an_os_error(theirs):
     with pytest.raises(OSError, match="No such file"):
         theirs.map(987654, 8)
 
 
-def test_a_freed_buffer_is_out_of_reach_and_its_descriptor_stands_for_nothing_else(ours, theirs):
+def test_a_freed_buffer_cannot_be_located_and_its_descriptor_is_not_used_again(ours, theirs):
     buffer = ours.allocate(64)
     freed = ours.locate(buffer)
     mapped = theirs.map(freed, 64)
@@ -79,7 +79,7 @@ def test_a_freed_buffer_is_out_of_reach_and_its_descriptor_stands_for_nothing_el
     assert all(ours.locate(ours.allocate(64)) != freed for _ in range(5))
     with pytest.raises(OSError, match="Invalid argument"):
         PeerMemory(os.getpid()).map(freed, 64)
-    ours.free(torch.zeros(8, dtype=torch.uint8))  # of other memory: nothing to do
+    ours.free(torch.zeros(8, dtype=torch.uint8))  # not made by `allocate`: nothing to do
     ours.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(freed)

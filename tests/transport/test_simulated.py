@@ -59,7 +59,7 @@ def test_what_is_sent_is_the_value_at_the_time_of_the_swap():
     assert int(got[0]) == 7
 
 
-def test_a_swap_with_nobody_is_done_at_once():
+def test_a_swap_without_neighbours_is_done_at_once():
     _, network = make(1)
     assert network.transports[0].swap(0, number(1), {}).done()
 
@@ -79,7 +79,7 @@ def test_finished_learners_answer_with_their_final_weights():
     assert ended.done()
 
 
-def test_pushes_that_came_before_the_end_are_answered_when_it_comes():
+def test_pushes_that_came_before_finish_are_answered_at_finish():
     clock, network = make(2)
     got = {0: number(0)}
     future = network.transports[1].swap(5, number(1), got)
@@ -117,7 +117,7 @@ def test_a_call_before_serve_waits_for_it():
     assert int(buffer) == 2
 
 
-def test_who_serves_no_more_refuses():
+def test_a_learner_that_serves_no_more_refuses_calls():
     clock, network = make(2)
     network.transports[1].serve(None)
     future = network.transports[0].call(1, number(1))
@@ -147,7 +147,7 @@ def test_a_reply_under_way_arrives_although_its_sender_has_left():
     assert int(buffer) == 2
 
 
-def test_who_has_left_in_order_cannot_die_any_more():
+def test_a_learner_that_has_left_in_order_cannot_die():
     clock, network = make(2, latency_s=1.0)
     network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
     future = network.transports[0].call(1, number(1))
@@ -157,7 +157,7 @@ def test_who_has_left_in_order_cannot_die_any_more():
     assert future.exception() is None
 
 
-def test_a_call_that_reaches_nobody_fails_when_the_peer_leaves():
+def test_a_call_that_was_not_served_fails_when_the_peer_leaves():
     clock, network = make(2, latency_s=1.0)
     network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
     future = network.transports[0].call(1, number(1))
@@ -231,7 +231,7 @@ def test_both_ends_of_a_cut_link_notice_after_the_silence_and_others_do_not():
     assert lost == [(2.0 + LOST_AFTER_S, 0, 1), (2.0 + LOST_AFTER_S, 1, 0)]
 
 
-def test_who_gives_up_says_why():
+def test_a_learner_that_gives_up_says_why():
     clock, network = make(2)
     reasons = []
     network.transports[0].on_lost(lambda peer, reason: reasons.append(reason))
@@ -252,7 +252,7 @@ def test_a_dead_member_does_not_keep_the_others_from_finishing():
 # Collectives ---------------------------------------------------------------------------------------------------------
 
 
-def test_sums_are_in_order_of_rank_whoever_comes_first():
+def test_sums_are_in_order_of_rank_not_of_arrival():
     values = [0.1, 1e17, -1e17]  # floating-point addition is not associative: the order shows
     results = []
     for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
@@ -285,7 +285,7 @@ def test_collectives_of_one_learner_that_others_never_join_are_a_deadlock():
         clock.run()
 
 
-def test_what_is_offered_is_fetched_at_the_speed_of_the_link_also_by_who_asked_too_early():
+def test_an_offered_state_is_fetched_at_the_speed_of_the_link_also_by_a_learner_that_asked_before():
     clock = VirtualClock()
     network = SimulatedNetwork(clock, 2, latency_s=1.0, bandwidth_Bps=10.0)
     early = network.transports[1].fetch(0)

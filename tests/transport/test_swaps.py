@@ -58,14 +58,14 @@ def test_an_early_push_waits_for_its_round():
     assert found[0] is incoming[1]
 
 
-def test_after_the_end_pushes_are_answered_with_the_final_weights():
+def test_after_finish_pushes_are_answered_with_the_final_weights():
     swaps, finals = board()
     swaps.finish(torch.zeros(1), {1, 2})
     assert swaps.target(9, 2) is None
     assert finals == [(2, 9)]
 
 
-def test_the_end_comes_when_everybody_has_finished_in_whatever_order():
+def test_finish_is_done_when_all_learners_have_finished_in_any_order():
     swaps, _ = board()
     swaps.peer_finished(2)
     ended = swaps.finish(torch.zeros(1), {1, 2})
@@ -75,7 +75,7 @@ def test_the_end_comes_when_everybody_has_finished_in_whatever_order():
     assert ended.done()
 
 
-def test_close_wakes_who_waits():
+def test_close_wakes_waiting_threads():
     swaps, _ = board()
     outcome = []
 

@@ -1,4 +1,4 @@
-"""Strangers, altered messages and frozen callers: learners go on exchanging, and what was refused is counted and logged."""
+"""Unauthenticated connections, altered messages, frozen callers: exchanges go on; refusals are counted and logged."""
 
 import contextlib
 import logging
@@ -11,12 +11,12 @@ import time
 
 import pytest
 import torch
-from loopback import PATIENCE_S, loopback
+from loopback import PATIENCE_S, loopback, raw_connection
 
 from roundelay import threads
 from roundelay.errors import PeerLostError, RefusedError, StrategyError
 from roundelay.transport import acceptor, handshake, receiver, requests
-from roundelay.transport.framing import Connection, Header, Kind
+from roundelay.transport.framing import Header, Kind
 from roundelay.transport.handshake import Hello, Purpose
 from roundelay.transport.security import Security
 
@@ -29,7 +29,7 @@ def add_one(peer, request, reply):
 
 @contextlib.contextmanager
 def exchanging(size=2, **options):
-    """Learners of which 1 calls 0 all the time; at the end it must have gone on, and nothing have failed."""
+    """Learners of which 1 calls 0 all the time. At the end the calls must still succeed, and nothing may have failed."""
     with loopback(size, **options) as transports:
         answerer, caller = transports[:2]
         answerer.serve(add_one)
@@ -70,85 +70,78 @@ def exchanging(size=2, **options):
 def until(condition):
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, "in vain"
+        assert time.monotonic() < deadline, "the condition never came true"
         time.sleep(0.002)
-
-
-def door(transport):
-    return transport.address
 
 
 def refused(transport, reason):
     return transport.refused.counts[reason]
 
 
-# Strangers -------------------------------------------------------------------------------------------------------------
+# Unauthenticated connections ---------------------------------------------------------------------------------------
 
 
-def without_the_secret(address):
+def wrong_secret(address):
     with pytest.raises(OSError):  # noqa: PT011
         handshake.connect(address, Hello(1, Purpose.REQUESTS, os.getpid(), bytes(16)), 0, Security(b"wrong" * 8))
 
 
-def with_garbage(address):
-    with socket.create_connection(address, timeout=PATIENCE_S) as stranger, contextlib.suppress(OSError):
-        stranger.sendall(os.urandom(2**16))
-        while stranger.recv(1000):
+def send(address, data):
+    """Send bytes, then read until the learner closes the connection."""
+    with socket.create_connection(address, timeout=PATIENCE_S) as connection, contextlib.suppress(OSError):
+        connection.sendall(data)
+        while connection.recv(1000):
             pass
 
 
-def with_a_request_of_the_web(address):
-    with socket.create_connection(address, timeout=PATIENCE_S) as stranger, contextlib.suppress(OSError):
-        stranger.sendall(b"GET / HTTP/1.1\r\nHost: learner\r\n\r\n" * 5)
-        while stranger.recv(1000):
-            pass
+def garbage(address):
+    send(address, os.urandom(2**16))
 
 
-def with_a_header_at_once(address):
-    with socket.create_connection(address, timeout=PATIENCE_S) as stranger, contextlib.suppress(OSError):
-        stranger.sendall(Header(Kind.CALL, 2**40).pack() * 3)
-        while stranger.recv(1000):
-            pass
+def http_request(address):
+    send(address, b"GET / HTTP/1.1\r\nHost: learner\r\n\r\n" * 5)
 
 
-def and_goes(address):
+def header_without_handshake(address):
+    send(address, Header(Kind.CALL, 2**40).pack() * 3)
+
+
+def nothing(address):
     socket.create_connection(address, timeout=PATIENCE_S).close()
 
 
-@pytest.mark.parametrize(
-    "comes", [without_the_secret, with_garbage, with_a_request_of_the_web, with_a_header_at_once, and_goes]
-)
-def test_a_stranger_changes_nothing_and_is_counted_and_logged(comes, caplog):
+@pytest.mark.parametrize("attempt", [wrong_secret, garbage, http_request, header_without_handshake, nothing])
+def test_an_unauthenticated_connection_changes_nothing_and_is_counted_and_logged(attempt, caplog):
     with caplog.at_level(logging.WARNING, "roundelay"), exchanging() as (learner, _):
         for _ in range(3):
-            comes(door(learner))
+            attempt(learner.address)
         until(lambda: refused(learner, "handshake") == 3)
-    assert len(caplog.records) == 1, "not a line each, for they could be many"
+    assert len(caplog.records) == 1, "a flood must not fill the log"
     assert "learner 0 refused a connection" in caplog.text
 
 
-STRANGER = """
+ATTACKER = """
 import os, socket, sys
 for attempt in range(20):
-    with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=10) as stranger:
-        challenge = stranger.recv(100)
+    with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=10) as connection:
+        challenge = connection.recv(100)
         try:
-            stranger.sendall(challenge[8:] * 4 + os.urandom(60))
-            assert stranger.recv(100) == b"", "let in"
+            connection.sendall(challenge[8:] * 4 + os.urandom(60))
+            assert connection.recv(100) == b"", "accepted"
         except ConnectionError:
             pass
 """
 
 
-def test_a_stranger_in_a_process_of_its_own_is_not_let_in():
+def test_a_process_without_the_secret_is_not_accepted():
     with exchanging() as (learner, _):
-        command = [sys.executable, "-c", STRANGER, str(door(learner)[1])]
+        command = [sys.executable, "-c", ATTACKER, str(learner.address[1])]
         subprocess.run(command, check=True, timeout=PATIENCE_S)
         until(lambda: refused(learner, "handshake") == 20)
 
 
 class Relay:
-    """Stands between callers and a learner; `alter(direction, data)` may change what passes."""
+    """Passes bytes on between callers and a learner; `alter(outward, data)` may change them."""
 
     def __init__(self, target, alter=lambda outward, data: data):
         self._target, self._alter = target, alter
@@ -179,43 +172,39 @@ class Relay:
 
 def test_a_recorded_connection_cannot_be_played_again():
     with exchanging(3) as (learner, _, third):
-        relay = Relay(door(learner))
+        relay = Relay(learner.address)
         third._connections._addresses[0] = relay.address
         third.call(0, third.allocate(64).fill_(1)).result(PATIENCE_S)
-        with socket.create_connection(door(learner), timeout=PATIENCE_S) as stranger:
-            stranger.sendall(relay.recorded)
-            with contextlib.suppress(OSError):
-                while stranger.recv(1000):
-                    pass
+        send(learner.address, relay.recorded)
         until(lambda: refused(learner, "handshake") == 1)
 
 
-def test_who_connects_and_stays_silent_is_sent_away(monkeypatch):
+def test_a_connection_that_sends_nothing_is_closed(monkeypatch):
     monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.2)
     with exchanging() as (learner, _):
-        strangers = [socket.create_connection(door(learner), timeout=PATIENCE_S) for _ in range(5)]
+        connections = [socket.create_connection(learner.address, timeout=PATIENCE_S) for _ in range(5)]
         until(lambda: refused(learner, "handshake") == 5)
-        for stranger in strangers:
-            stranger.close()
+        for connection in connections:
+            connection.close()
 
 
-def test_a_flood_of_connections_keeps_no_learner_out(caplog):
+def test_a_flood_of_connections_does_not_block_learners(caplog):
     flood = 5 * acceptor.MOST_UNAUTHENTICATED
     with caplog.at_level(logging.WARNING, "roundelay"), exchanging(3) as (learner, _, third):
         threads = threading.active_count()
-        strangers = [socket.create_connection(door(learner), timeout=PATIENCE_S) for _ in range(flood)]
+        connections = [socket.create_connection(learner.address, timeout=PATIENCE_S) for _ in range(flood)]
         until(lambda: refused(learner, "handshake") >= flood - acceptor.MOST_UNAUTHENTICATED - 1)
         assert threading.active_count() <= threads + acceptor.MOST_UNAUTHENTICATED + 5
         buffer = third.allocate(64).fill_(1)
-        third.call(0, buffer).result(PATIENCE_S)  # over a connection of its own, opened now
+        third.call(0, buffer).result(PATIENCE_S)  # over a new connection
         assert (buffer == 2).all()
-        for stranger in strangers:
-            stranger.close()
+        for connection in connections:
+            connection.close()
         until(lambda: refused(learner, "handshake") >= flood)
     assert len(caplog.records) < 10
 
 
-def test_when_there_are_no_more_files_to_be_had_the_door_stays(monkeypatch):
+def test_a_learner_that_runs_out_of_files_accepts_connections_later():
     with exchanging(3) as (learner, _, third):
         real, left = learner._acceptor._listener, [3]
 
@@ -230,7 +219,7 @@ def test_when_there_are_no_more_files_to_be_had_the_door_stays(monkeypatch):
                 return getattr(real, name)
 
         learner._acceptor._listener = Exhausted()
-        socket.create_connection(door(learner)).close()  # so that the real one returns
+        socket.create_connection(learner.address).close()  # so that the pending accept returns
         until(lambda: not left[0])
         third.call(0, third.allocate(64)).result(PATIENCE_S)
         learner._acceptor._listener = real
@@ -252,11 +241,11 @@ def test_a_learner_that_runs_out_of_threads_accepts_connections_later(monkeypatc
         third.call(0, third.allocate(64)).result(PATIENCE_S)
 
 
-def test_a_learner_of_another_run_is_a_stranger():
+def test_a_learner_of_another_run_is_refused():
     with exchanging() as (learner, _):
         other = Security(learner._connections._security.secret, run="another")
         with pytest.raises(OSError):  # noqa: PT011
-            handshake.connect(door(learner), Hello(1, Purpose.REQUESTS, os.getpid(), bytes(16)), 0, other)
+            handshake.connect(learner.address, Hello(1, Purpose.REQUESTS, os.getpid(), bytes(16)), 0, other)
         until(lambda: refused(learner, "handshake") == 1)
 
 
@@ -264,7 +253,7 @@ def test_a_learner_of_another_run_is_a_stranger():
 
 
 @both
-def test_a_handler_may_refuse_a_call_and_nobody_is_given_up(share_memory):
+def test_a_handler_may_refuse_a_call_and_no_peer_is_lost(share_memory):
     def choosy(peer, request, reply):
         if request[0] == 7:
             raise RefusedError(peer, "sevens")
@@ -367,13 +356,6 @@ def test_an_altered_header_ends_its_connection_but_neither_learner():
         c.call(1, c.allocate(4096)).result(PATIENCE_S)
 
 
-def lane_to(transport, rank=1):
-    hello = Hello(rank, Purpose.REQUESTS, os.getpid(), bytes(16))
-    lane = Connection(*handshake.connect(door(transport), hello, transport.rank, transport._connections._security))
-    lane.socket.settimeout(PATIENCE_S)
-    return lane
-
-
 @pytest.mark.parametrize(
     "header",
     [
@@ -384,22 +366,22 @@ def lane_to(transport, rank=1):
         Header(Kind.CALL, 2**39, shared_fd=0),
         Header(Kind.CALL, 8, request_fd=99_999, shared_fd=99_999),
     ],
-    ids=["oversized", "reply", "taken", "no such file", "beyond its end", "no such source"],
+    ids=["oversized", "reply", "received", "no such file", "beyond its end", "no such request"],
 )
 def test_a_header_that_makes_no_sense_ends_its_connection_and_nothing_else(header):
     with exchanging() as (learner, _):
-        lane = lane_to(learner)
-        lane.send(header)
-        with lane.socket:
-            assert lane.socket.recv(100) == b""
+        connection = raw_connection(learner)
+        connection.send(header)
+        with connection.socket:
+            assert connection.socket.recv(100) == b""
 
 
-def test_shared_memory_is_refused_by_who_has_none():
+def test_shared_memory_is_refused_by_a_learner_that_has_none():
     with exchanging(share_memory=False) as (learner, _):
-        lane = lane_to(learner)
-        lane.send(Header(Kind.CALL, 8, shared_fd=3))
-        with lane.socket:
-            assert lane.socket.recv(100) == b""
+        connection = raw_connection(learner)
+        connection.send(Header(Kind.CALL, 8, shared_fd=3))
+        with connection.socket:
+            assert connection.socket.recv(100) == b""
         until(lambda: refused(learner, "header") == 1)
 
 
@@ -430,29 +412,29 @@ def test_a_swap_with_weights_of_another_model_is_an_error_that_says_so(share_mem
 # Frozen learners -------------------------------------------------------------------------------------------------------
 
 
-def test_a_caller_that_freezes_in_the_middle_of_its_request_holds_nobody_up(monkeypatch):
+def test_a_caller_that_freezes_in_the_middle_of_its_request_blocks_no_other(monkeypatch):
     monkeypatch.setattr(receiver, "STALL_S", 0.1)
     with exchanging(share_memory=False) as (learner, _):
-        frozen, place = lane_to(learner), learner._receiver._request_buffer
+        frozen, buffer = raw_connection(learner), learner._receiver._request_buffer
         frozen.send(Header(Kind.CALL, 10_000))
         frozen.socket.sendall(b"and no more")
-        until(lambda: learner._receiver._request_buffer is not place)
-        assert place.lock.locked()
+        until(lambda: learner._receiver._request_buffer is not buffer)
+        assert buffer.lock.locked()
     frozen.socket.close()
 
 
-def test_a_caller_that_does_not_read_its_reply_holds_nobody_up(monkeypatch):
+def test_a_caller_that_does_not_read_its_reply_blocks_no_other(monkeypatch):
     monkeypatch.setattr(receiver, "STALL_S", 0.1)
     large = torch.zeros(32 * 2**20, dtype=torch.uint8)
     with exchanging(share_memory=False) as (learner, _):
-        frozen, place = lane_to(learner), learner._receiver._request_buffer
+        frozen, buffer = raw_connection(learner), learner._receiver._request_buffer
         frozen.send(Header(Kind.CALL, large.nbytes), large)
-        until(lambda: learner._receiver._request_buffer is not place)
-        assert place.lock.locked()
+        until(lambda: learner._receiver._request_buffer is not buffer)
+        assert buffer.lock.locked()
         frozen.socket.close()
 
 
-def test_a_peer_that_thaws_after_a_failed_call_writes_into_memory_that_no_later_call_uses():
+def test_a_peer_that_continues_after_a_failed_call_writes_into_memory_that_no_later_call_uses():
     inside, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def frozen(peer, request, reply):

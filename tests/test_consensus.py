@@ -69,7 +69,7 @@ def test_the_consensus_is_the_exact_mean_and_everything_is_put_back(name):
 
 
 @pytest.mark.parametrize("name", ["dpsgd", "adpsgd"])
-def test_looking_at_the_consensus_changes_nothing(name):
+def test_a_consensus_block_changes_no_later_step(name):
     def look(learner, rank):
         before = flat(learner.module) if name == "dpsgd" else None
         with learner.consensus():

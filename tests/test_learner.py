@@ -28,7 +28,7 @@ every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
 
 def seeded(module, seed):
-    """Weights from a generator of their own: threads share torch's."""
+    """Weights from their own generator, because threads share torch's."""
     rng = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         parameter.data.copy_(0.5 * torch.randn(parameter.shape, generator=rng))
@@ -67,7 +67,7 @@ def solo(strategy=None, module=None, optimizer=None):
 
 
 def steps_of(learner, count):
-    """Takes so many steps; the number of each, when it is done."""
+    """Takes `count` steps; yields the number of each when it is done."""
     for step in range(count):
         loss_of(learner.module, 0, step).backward()
         learner.optimizer.step()
@@ -283,7 +283,7 @@ def test_what_an_earlier_hook_does_to_weights_is_part_of_the_step(name):
 
 
 @every_strategy
-def test_weights_changed_between_steps_are_told_of_once_where_they_are_lost(name, caplog):
+def test_a_warning_is_logged_once_if_weights_changed_between_steps_are_lost(name, caplog):
     with solo(STRATEGIES[name](1)) as learner:
         for _ in steps_of(learner, 4):
             with torch.no_grad():
@@ -293,7 +293,7 @@ def test_weights_changed_between_steps_are_told_of_once_where_they_are_lost(name
 
 
 @every_strategy
-def test_nobody_is_told_of_what_the_learner_does_itself(name, caplog):
+def test_no_warning_is_logged_for_changes_by_the_learner_itself(name, caplog):
     with solo(STRATEGIES[name](1)) as learner:
         for step in steps_of(learner, 6):
             if step == 1:
@@ -310,7 +310,7 @@ def test_nobody_is_told_of_what_the_learner_does_itself(name, caplog):
 
 
 @pytest.mark.parametrize("what_follows", ["consensus", "state_dict", "finish"])
-def test_changes_are_told_of_whatever_comes_next(what_follows, caplog):
+def test_a_warning_is_logged_whatever_comes_next(what_follows, caplog):
     with solo(DPSGD(ring(1))) as learner:
         with torch.no_grad():
             learner.module[0].weight.mul_(0.5)
@@ -331,14 +331,14 @@ def sparse_step(strategy):
         return learner.steps
 
 
-def test_sparse_gradients_are_refused_where_gradients_are_reduced():
+def test_sparse_gradients_are_refused_by_strategies_that_reduce_gradients():
     assert sparse_step(DPSGD(ring(1))) == 1
     with pytest.raises(StrategyError, match="sparse gradients cannot be reduced"):
         sparse_step(Allreduce())
 
 
 @every_strategy
-def test_a_weight_outside_the_module_is_not_trained_in_silence(name):
+def test_a_weight_outside_the_module_is_not_trained_without_an_error(name):
     module, head = mlp(), nn.Linear(2, 2)
     optimizer = torch.optim.SGD([*module.parameters(), *head.parameters()], lr=0.1)
     with solo(STRATEGIES[name](1), module, optimizer):
@@ -349,7 +349,7 @@ def test_a_weight_outside_the_module_is_not_trained_in_silence(name):
 
 
 @every_strategy
-def test_a_weight_that_thaws_later_is_not_trained_in_silence(name):
+def test_a_weight_that_is_unfrozen_later_is_not_trained_without_an_error(name):
     module = mlp()
     module[0].weight.requires_grad_(False)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -364,8 +364,8 @@ def test_a_weight_that_thaws_later_is_not_trained_in_silence(name):
         optimizer.zero_grad()
 
 
-class Sulky(torch.optim.SGD):
-    """Takes half a step."""
+class StepsHalfway(torch.optim.SGD):
+    """Changes the first parameter, then raises."""
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -380,9 +380,9 @@ def half_a_step(module, optimizer):
 
 
 @pytest.mark.parametrize("name", ["dpsgd", "adpsgd"])
-def test_weights_loaded_after_a_step_that_raised_are_gone_on_with(name):
+def test_training_continues_with_weights_loaded_after_a_step_that_raised(name):
     module = mlp()
-    optimizer = Sulky(module.parameters(), lr=0.1)
+    optimizer = StepsHalfway(module.parameters(), lr=0.1)
     with solo(STRATEGIES[name](1), module, optimizer) as learner:
         state = learner.state_dict()
         half_a_step(module, optimizer)
@@ -396,7 +396,7 @@ def test_weights_loaded_after_a_step_that_raised_are_gone_on_with(name):
 @every_strategy
 def test_after_a_step_that_raised_the_module_has_what_became_of_it_in_its_own_storage(name):
     module = mlp()
-    optimizer = Sulky(module.parameters(), lr=0.1)
+    optimizer = StepsHalfway(module.parameters(), lr=0.1)
     places, expected = [weight.data_ptr() for weight in module.parameters()], mlp()
     with torch.no_grad():
         next(expected.parameters()).add_(1.0)
@@ -424,7 +424,7 @@ def test_changes_between_saving_and_loading_the_state_are_kept(name):
         assert set(flat(learner.module)) == {0.25}
 
 
-def test_after_close_the_optimizer_is_the_users_again():
+def test_after_close_the_optimizer_has_no_hooks():
     learner = solo(ADPSGD(ring(1)))
     learner.close()
     learner.close()
@@ -471,7 +471,7 @@ def test_accumulated_gradients_are_reduced_once():
 
 
 @every_strategy
-def test_everyone_starts_with_the_weights_and_buffers_of_learner_0(name):
+def test_every_learner_starts_with_the_weights_and_buffers_of_learner_0(name):
     with loopback(3) as transports:
 
         def work(rank):
@@ -681,7 +681,7 @@ def test_a_grad_scaler_skips_the_step_everywhere_when_one_learner_overflows():
 
 
 def test_a_skipped_step_of_one_learner_is_a_round_that_others_wait_for():
-    """Synchronous learners count steps: who skips one ends one earlier, and still answers."""
+    """Synchronous learners count steps: a learner that skips one ends one earlier, and still answers."""
     with loopback(2) as transports:
 
         def work(rank):
@@ -753,7 +753,7 @@ def test_a_mistake_of_one_learner_at_the_start_reaches_the_others():
 
 
 @pytest.mark.parametrize("name", ["allreduce", "dpsgd", "delay-by-one", "delayed-gradients"])
-def test_an_exception_in_the_loop_ends_synchronous_peers_who_hear_why(name):
+def test_an_exception_in_the_loop_ends_synchronous_peers_which_hear_why(name):
     with loopback(3) as transports:
 
         def work(rank):

@@ -15,7 +15,7 @@ from roundelay.transport.heartbeats import SILENT_AFTER_S
 from roundelay.transport.solo import SoloTransport
 from roundelay.weights.replica import Replica
 
-FAREWELL = "goes on alone"
+ALONE = "goes on alone"
 
 
 def counting_updates(learners):
@@ -139,7 +139,7 @@ def test_equal_seeds_give_equal_bits():
     assert metrics == others
 
 
-def test_a_straggler_slows_nobody_down():
+def test_a_straggler_slows_no_other_learner_down():
     clock, _, learners = world(
         [ADPSGD(random_ring(4)) for _ in range(4)], compute_s=lambda rank, _: 10.0 if rank == 0 else 1.0
     )
@@ -155,7 +155,7 @@ def test_a_straggler_slows_nobody_down():
     paces=st.lists(st.floats(0.5, 5.0), min_size=4, max_size=4),
     topology=st.sampled_from([ring, random_ring, star]),
 )
-def test_nobody_leads_by_more_than_max_lead_while_neighbours_live(max_lead, latency_s, paces, topology):
+def test_no_learner_leads_by_more_than_max_lead_while_neighbours_live(max_lead, latency_s, paces, topology):
     clock, _, learners = world(
         [ADPSGD(topology(4), max_lead) for _ in range(4)], compute_s=lambda rank, _: paces[rank], latency_s=latency_s
     )
@@ -184,7 +184,7 @@ def test_an_exchange_lost_at_max_lead_is_made_up_with_another_neighbour(topology
         assert metrics["exchanges_finished"] > 20
 
 
-def test_survivors_go_on_and_say_when_nobody_is_left(caplog):
+def test_survivors_go_on_and_say_when_no_neighbour_is_left(caplog):
     clock, network, learners = world([ADPSGD(ring(3)) for _ in range(3)])
     with caplog.at_level(logging.WARNING, "roundelay"):
         train(clock, network, learners, [50] * 3, kill={0: 3.3, 2: 7.7})
@@ -192,7 +192,7 @@ def test_survivors_go_on_and_say_when_nobody_is_left(caplog):
     assert metrics["peers_lost"] == 2
     assert metrics["lead_max"] > 16, "max_lead does not apply when no neighbour is left"
     assert learners[1].strategy._counts.steps == 50
-    assert [record.getMessage() for record in caplog.records if FAREWELL in record.getMessage()] == [
+    assert [record.getMessage() for record in caplog.records if ALONE in record.getMessage()] == [
         "learner 1 has no neighbour left to exchange with and goes on alone"
     ]
 
@@ -230,7 +230,7 @@ def test_staleness_and_lead_of_a_schedule_worked_out_by_hand():
     assert first["exchanges_with_1"] == 3
 
 
-def test_every_neighbour_has_its_turn():
+def test_neighbours_are_called_in_turn():
     clock, _, learners = world([ADPSGD(ring(5)) for _ in range(5)])
     run(clock, learners, 40)
     metrics = learners[2].strategy.metrics()
@@ -261,7 +261,7 @@ def finish(steps):
         future.result(0)
 
 
-def test_a_step_that_raises_leaves_the_lock_to_others():
+def test_a_step_that_raises_releases_the_lock():
     module, strategy = alone()
     own = module.weight.data_ptr()
     finish(strategy.before_step())
@@ -303,7 +303,7 @@ def test_after_drain_the_module_has_the_live_weights():
     assert (module.weight == 7.0).all()
 
 
-def test_a_reply_that_nobody_got_is_taken_back():
+def test_a_reply_that_did_not_arrive_is_taken_back():
     _, strategy = alone()
     before = strategy.weights().storage.clone()
     request = torch.randn(1, 3).view(torch.uint8).flatten()
@@ -315,7 +315,7 @@ def test_a_reply_that_nobody_got_is_taken_back():
     assert strategy.metrics()["exchanges_served"] == 0
 
 
-def test_what_fails_while_a_reply_is_applied_is_raised_at_the_next_step(monkeypatch):
+def test_an_error_while_a_reply_is_applied_is_raised_at_the_next_step(monkeypatch):
     clock, _, learners = world([ADPSGD(ring(2)) for _ in range(2)])
 
     def broken(peer, difference):
@@ -326,7 +326,7 @@ def test_what_fails_while_a_reply_is_applied_is_raised_at_the_next_step(monkeypa
         run(clock, learners, 10)
 
 
-def test_what_fails_while_a_correction_is_freed_is_raised_too_and_the_exchange_has_ended(monkeypatch):
+def test_an_error_while_a_correction_is_freed_is_raised_too_and_ends_the_exchange(monkeypatch):
     _, network, learners = world([ADPSGD(ring(2)) for _ in range(2)])
     strategy, transport = learners[0].strategy, network.transports[0]
     strategy.attach(Replica(learners[0].module), transport, Membership.of(2))
@@ -362,8 +362,8 @@ def test_bad_arguments_are_refused():
         ADPSGD(ring(4)).attach(Replica(torch.nn.Linear(1, 1)), SoloTransport(), Membership.of(1))
 
 
-def test_an_exchange_that_does_not_end_holds_nobody_up_who_has_another_neighbour():
-    # Learner 0 is cut off at 5.0, which is certain 5 s later; but after three missed beats nobody waits for it any more.
+def test_an_exchange_that_does_not_end_delays_no_learner_that_has_another_neighbour():
+    # Learner 0 is cut off at 5.0. It is lost 5 s later, but after three missed beats no learner waits for it any more.
     mixing = complete(4)
     clock, network, learners = world(
         [ADPSGD(mixing, max_lead=4) for _ in range(4)], compute_s=lambda rank, step: 0.1 + 0.01 * rank
@@ -385,10 +385,10 @@ def test_an_exchange_that_does_not_end_holds_nobody_up_who_has_another_neighbour
     for rank in (1, 2, 3):
         assert max(np.diff(paces[rank])) < SILENT_AFTER_S + 0.2
     assert max(leads) == 4
-    assert max(np.diff(paces[0])) > 4.0  # which has nobody else, and may not lead by more
+    assert max(np.diff(paces[0])) > 4.0  # learner 0 has no other neighbour, and may not lead by more
 
 
-def test_saving_waits_for_nobody():
+def test_saving_does_not_wait_for_an_exchange():
     clock, network, learners = world([ADPSGD(complete(2), max_lead=4) for _ in range(2)])
     network.cut(0, 1, at=0.5)
     seconds = []

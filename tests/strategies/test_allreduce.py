@@ -13,7 +13,7 @@ from roundelay.weights.replica import Replica
 
 
 def mean_gradient_recursion(steps):
-    """x <- x - alpha v,  v <- beta v + mean over the active of g_j(x); who has finished keeps its weights."""
+    """x <- x - alpha v,  v <- beta v + mean over the active of g_j(x); a learner that has finished keeps its weights."""
     H, targets = problem(len(steps))
     X, v = np.zeros_like(targets), np.zeros(targets.shape[1])
     for k in range(max(steps)):
@@ -38,7 +38,7 @@ def test_learners_that_have_finished_leave_the_mean_to_the_others():
     np.testing.assert_allclose(weights(learners), mean_gradient_recursion(steps), rtol=0, atol=1e-12)
 
 
-def test_everyone_hears_of_a_dead_learner():
+def test_every_learner_hears_of_a_dead_one():
     clock, network, learners = world([Allreduce() for _ in range(4)])
     with pytest.raises(PeerLostError, match="lost learner 3"):
         train(clock, network, learners, [50] * 4, kill={3: 3.3})
@@ -59,7 +59,7 @@ def test_buckets_hold_every_weight_once_in_the_order_of_backward(monkeypatch):
         assert sum(replica.weights[index].nbytes for index in bucket) <= 400
 
 
-def test_a_weight_that_nobody_used_keeps_no_gradient():
+def test_a_weight_that_no_learner_used_keeps_no_gradient():
     module = nn.ModuleDict({"used": nn.Linear(2, 1), "unused": nn.Linear(2, 1)})
     strategy = Allreduce()
     strategy.attach(Replica(module), SoloTransport(), Membership.of(1))

@@ -54,7 +54,7 @@ def test_learners_that_have_finished_stay_in_the_mean_with_their_last_weights():
 
 
 @pytest.mark.parametrize("delayed", ["weights", "gradients"])
-def test_everyone_hears_of_a_dead_learner(delayed):
+def test_every_learner_hears_of_a_dead_one(delayed):
     clock, network, learners = world([DelayByOne(delayed) for _ in range(3)])
     with pytest.raises(PeerLostError, match="lost learner 1"):
         train(clock, network, learners, [50] * 3, kill={1: 3.3})
@@ -102,6 +102,6 @@ def test_a_loaded_state_goes_on_with_the_weights_of_the_module():
     np.testing.assert_allclose(weights(learners), X, rtol=0, atol=1e-12)
 
 
-def test_another_reading_is_refused():
+def test_an_unknown_value_of_delayed_is_refused():
     with pytest.raises(StrategyError, match="'weights' or 'gradients', got 'momentum'"):
         DelayByOne("momentum")

@@ -138,7 +138,7 @@ def test_a_loaded_state_goes_on_in_its_round_with_the_weights_of_the_module(load
 
 
 def test_spread_is_estimated_from_what_neighbours_send():
-    """On a complete graph everyone sees everyone, so the mean over learners of the estimates squared is exact."""
+    """On a complete graph every learner sees all others, so the mean over learners of the estimates squared is exact."""
     clock, _, learners = world([DPSGD(complete(4)) for _ in range(4)])
     for learner in learners:
         clock.spawn(learner.process(20))

@@ -50,9 +50,9 @@ def _tensors(tree):
 
 
 def watch(strategy, log):
-    """Have every method that a learner or a thread of the transport calls looked at."""
+    """Record the allocations of every method that a learner or a thread of the transport calls."""
 
-    def looked_at(method):
+    def recorded(method):
         @functools.wraps(method)
         def call(*args):
             with Allocations(log):
@@ -60,7 +60,7 @@ def watch(strategy, log):
 
         return call
 
-    def looked_at_steps(method):
+    def recorded_steps(method):
         @functools.wraps(method)
         def steps():
             inner, value = method(), None
@@ -78,7 +78,7 @@ def watch(strategy, log):
     for name in names:
         method = getattr(strategy, name, None)
         if method is not None:
-            wrap = looked_at_steps if inspect.isgeneratorfunction(method) else looked_at
+            wrap = recorded_steps if inspect.isgeneratorfunction(method) else recorded
             setattr(strategy, name, wrap(method))
 
 

@@ -41,7 +41,7 @@ def test_adpsgd_goes_on_without_the_weights_of_a_learner_that_has_diverged(value
         assert strategies[rank].metrics()["exchanges_finished"] > 0
 
 
-def test_a_learner_that_everybody_refuses_still_takes_its_steps():
+def test_a_learner_that_all_peers_refuse_still_takes_its_steps():
     strategies = [ADPSGD(ring(2), max_lead=1) for _ in range(2)]
     clock, network, learners = world(strategies, latency_s=0.0)
     poison(learners[0], math.nan)

@@ -1,4 +1,4 @@
-"""Small worlds with known answers, shared by the tests of the strategies."""
+"""Small simulated runs whose results are known exactly, shared by the tests of the strategies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def world(
     momentum: float = MOMENTUM,
     seed: int = 0,
 ) -> tuple[VirtualClock, SimulatedNetwork, list[VirtualLearner]]:
-    """One learner per strategy on quadratics."""
+    """A clock, a network, and one learner per strategy, each on its own quadratic."""
     clock = VirtualClock()
     network = SimulatedNetwork(clock, len(strategies), latency_s=latency_s)
     curvatures, targets = problem(len(strategies), seed=seed)
@@ -83,7 +83,7 @@ def train(
     steps: Sequence[int],
     kill: Mapping[int, float] | None = None,
 ) -> None:
-    """Unequal numbers of steps; `kill` says which learner dies when."""
+    """Run each learner for its number of steps; `kill` maps a learner to the time at which it dies."""
     for learner, count in zip(learners, steps, strict=True):
         process = learner.process(count)
         ended = clock.spawn(process, f"learner {learner.transport.rank}")

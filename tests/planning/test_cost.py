@@ -20,6 +20,8 @@ from roundelay.strategies.registry import STRATEGIES, strategy_named
 from roundelay.topology import (
     Mixing,
     complete,
+    from_matrix,
+    hypercube,
     named,
     one_peer_exponential,
     random_matching,
@@ -205,6 +207,11 @@ class TestModels:
         expected = 7 / 8 / (1 - (1 - 8 / 63) ** 8)
         assert MODELS["adpsgd"].variance(random_ring(8), 1.0) == pytest.approx(expected)
         assert MODELS["adpsgd"].variance(complete(8), 1.0) == pytest.approx(expected)
+
+    @pytest.mark.parametrize("mixing", [ring(7), torus(12), hypercube(8)], ids=repr)
+    def test_pairs_on_a_symmetric_graph_need_no_dense_eigenvalues(self, mixing):
+        dense = from_matrix(mixing.matrix())
+        assert MODELS["adpsgd"].variance(mixing, 0.7) == pytest.approx(MODELS["adpsgd"].variance(dense, 0.7))
 
     def test_a_pair_moves_as_in_the_strategy(self):
         assert PAIR_WEIGHT == pair_average.WEIGHT

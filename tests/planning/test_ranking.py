@@ -83,6 +83,12 @@ def test_a_ranking_is_the_same_every_time():
     assert ranking(USUAL) == ranking(USUAL)
 
 
+@pytest.mark.parametrize("learners", [16, 24, 100])
+def test_rounding_errors_do_not_decide_between_topologies_of_equal_variance(learners):
+    pairs = [row.topology for row in ranking(replace(USUAL, learners=learners)) if row.strategy == "adpsgd"]
+    assert pairs.index("random-ring") < pairs.index("complete")  # the order of TOPOLOGIES
+
+
 def test_best_of_each_has_every_strategy_once_in_the_order_of_the_ranking():
     ranked = ranking(USUAL)
     best = best_of_each(ranked)

@@ -21,6 +21,7 @@ from roundelay.topology import (
     from_graph,
     from_matrix,
     hypercube,
+    large,
     mixing as mixing_module,
     named,
     odd_even_ring,
@@ -33,6 +34,7 @@ from roundelay.topology import (
     star,
     torus,
 )
+from roundelay.topology.spectrum import stationary_variance
 
 approx = pytest.approx
 
@@ -212,6 +214,10 @@ class TestPeriodic:
             product, rounds = mixing.matrix(rounds) @ product, rounds + 1
         assert spectrum(mixing).rounds_to_1_percent == rounds
 
+    @pytest.mark.parametrize("mixing", [ring(9), odd_even_ring(7), base_graph(11), star(5), random_ring(8)], ids=repr)
+    def test_the_stationary_variance_alone_is_that_of_the_spectrum(self, mixing):
+        assert stationary_variance(mixing) == spectrum(mixing).stationary_variance
+
     def test_one_peer_exponential_is_exact_after_log_n_rounds(self):
         found = spectrum(one_peer_exponential(64))
         assert (found.exact_after, found.gap, found.rounds_to_1_percent) == (6, 1, 6)
@@ -250,7 +256,7 @@ class TestLarge:
         assert found.lambda_min == approx((1 + 2 * math.cos(math.pi * (size - 1) / size)) / 3)
 
     def test_what_has_neither_symmetry_nor_an_exact_mean_is_refused(self, nothing_is_dense):
-        with pytest.raises(TopologyError, match=r"odd-even-ring\(9\) .* at most 1024 learners"):
+        with pytest.raises(TopologyError, match=rf"odd-even-ring\(9\) .* at most {large.DENSE_LIMIT} learners"):
             spectrum(odd_even_ring(9))
 
     @pytest.mark.parametrize(

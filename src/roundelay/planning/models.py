@@ -10,8 +10,9 @@ import numpy as np
 from roundelay.planning import cost
 from roundelay.planning.cluster import Cluster
 from roundelay.planning.cost import CostModel, StepCost
-from roundelay.topology.mixing import SAMPLED_ROUNDS, Mixing, RelabelledMixing
-from roundelay.topology.spectrum import spectrum
+from roundelay.topology.cayley import CayleyMixing
+from roundelay.topology.mixing import SAMPLED_ROUNDS, Array, Mixing, RelabelledMixing
+from roundelay.topology.spectrum import stationary_variance
 
 PAIR_WEIGHT = 1 / 3  # as in strategies/pair_average.py, which imports torch; a test compares the two
 
@@ -52,7 +53,7 @@ def _of_equal_replicas(mixing: Mixing, exchanges_per_step: float) -> float:
 
 
 def _of_mixing(mixing: Mixing, exchanges_per_step: float) -> float | None:
-    return spectrum(mixing).stationary_variance
+    return stationary_variance(mixing)
 
 
 def _of_pairs(mixing: Mixing, exchanges_per_step: float) -> float | None:
@@ -63,18 +64,27 @@ def _of_pairs(mixing: Mixing, exchanges_per_step: float) -> float | None:
     n = mixing.size
     if n == 1:
         return 0.0
-    contraction = 4 * PAIR_WEIGHT * (1 - PAIR_WEIGHT)  # adjacency.sum() below is 2 |E|
+    contraction = 4 * PAIR_WEIGHT * (1 - PAIR_WEIGHT)  # the degrees below sum to 2 |E|
     if isinstance(mixing, RelabelledMixing):
         factors = np.full(n - 1, 1 - contraction / (n - 1))
     else:
-        adjacency = np.zeros((n, n))
-        for round in range(mixing.period or SAMPLED_ROUNDS):
-            ranks, peers, _ = mixing.entries(round)
-            adjacency[ranks, peers] += ranks != peers
-        laplacian = np.diag(adjacency.sum(axis=1)) - adjacency
-        factors = 1 - contraction * np.linalg.eigvalsh(laplacian)[1:] / adjacency.sum()
+        degrees, eigenvalues = _laplacian_spectrum(mixing)
+        factors = 1 - contraction * eigenvalues[1:] / degrees.sum()
     rho = np.clip(factors, 0, 1) ** (n * exchanges_per_step)
     return float((1 / (1 - rho)).sum() / n) if rho.max() < 1 - 1e-12 else None
+
+
+def _laplacian_spectrum(mixing: Mixing) -> tuple[Array, Array]:
+    """Degrees and ascending Laplacian eigenvalues of the graph that has the edges of all rounds."""
+    n = mixing.size
+    adjacency = np.zeros((n, n))
+    for round in range(mixing.period or SAMPLED_ROUNDS):
+        ranks, peers, _ = mixing.entries(round)
+        adjacency[ranks, peers] += ranks != peers
+    degrees = adjacency.sum(axis=1)
+    if isinstance(mixing, CayleyMixing):  # the FFT of one row gives all eigenvalues
+        return degrees, np.sort(degrees - np.fft.fftn(adjacency[0].reshape(mixing.shape)).real.ravel())
+    return degrees, np.asarray(np.linalg.eigvalsh(np.diag(degrees) - adjacency), dtype=np.float64)
 
 
 MODELS = {

@@ -81,7 +81,8 @@ def best_of_each(ranked: list[Candidate]) -> list[Candidate]:
 def _rank(candidate: Candidate) -> tuple[int, float]:
     variance = candidate.stationary_variance
     worth = candidate.ratio_to_ideal / (2 if _drifts(variance) else 1)
-    return -round(np.log(worth) / np.log1p(ALIKE)), np.inf if variance is None else variance
+    # Rounded, so that rounding errors do not decide between topologies of equal variance.
+    return -round(np.log(worth) / np.log1p(ALIKE)), np.inf if variance is None else round(variance, 9)
 
 
 def _drifts(variance: float | None) -> bool:

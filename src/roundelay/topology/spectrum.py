@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from roundelay.topology.estimate import estimated_contraction, estimated_variance
 from roundelay.topology.mixing import Mixing, RelabelledMixing
@@ -61,7 +61,7 @@ def spectrum(mixing: Mixing) -> Spectrum:
     >>> round(s.gap, 5), s.rounds_to_1_percent, round(s.stationary_variance, 3)
     (0.05075, 45, 2.41)
     """
-    if isinstance(mixing, RelabelledMixing) and mixing.base.period == 1:
+    if _has_closed_form(mixing):
         return _relabelled(mixing)
     if mixing.period is None:
         return _estimated(mixing)
@@ -90,6 +90,14 @@ def spectral_gap(mixing: Mixing) -> float:
     return spectrum(mixing).gap if stack is None else 1 - stack.rate
 
 
+def stationary_variance(mixing: Mixing) -> float | None:
+    """The `stationary_variance` of `spectrum`, without its other figures, which take most of the time."""
+    if _has_closed_form(mixing):
+        return _relabelled_variance(mixing)
+    stack = None if mixing.period is None else Stack.of(mixing)
+    return spectrum(mixing).stationary_variance if stack is None else stack.stationary_variance()
+
+
 def stability_bound(mixing: Mixing, momentum: float = 0.0) -> float:
     r"""Largest stable $\alpha h$ of averaging while computing on curvature h: $(1 + \lambda_{\min}(W))(1 + \beta)$.
 
@@ -102,6 +110,10 @@ def stability_bound(mixing: Mixing, momentum: float = 0.0) -> float:
     return (1 + spectrum(mixing).lambda_min) * (1 + momentum)
 
 
+def _has_closed_form(mixing: Mixing) -> TypeGuard[RelabelledMixing]:
+    return isinstance(mixing, RelabelledMixing) and mixing.base.period == 1
+
+
 def _relabelled_rho(mixing: RelabelledMixing) -> float:
     """The factor on the expected squared distance per round, rho = (|W|_F^2 - 1) / (n - 1)."""
     if mixing.size == 1:
@@ -110,8 +122,13 @@ def _relabelled_rho(mixing: RelabelledMixing) -> float:
     return max(0.0, (frobenius2 - 1) / (mixing.size - 1))
 
 
-def _relabelled(mixing: RelabelledMixing) -> Spectrum:
+def _relabelled_variance(mixing: RelabelledMixing) -> float | None:
     n, rho = mixing.size, _relabelled_rho(mixing)
+    return (n - 1) / n / (1 - rho) if rho < 1 else None
+
+
+def _relabelled(mixing: RelabelledMixing) -> Spectrum:
+    rho = _relabelled_rho(mixing)
     stack = Stack.of(mixing.base)
     return Spectrum(
         gap=1 - math.sqrt(rho),
@@ -119,8 +136,8 @@ def _relabelled(mixing: RelabelledMixing) -> Spectrum:
         gap_error=None,
         lambda_min=stack.lambda_min if stack else _large_lambda_min(mixing.base),
         exact_after=stack.exact_after if stack else None,
-        rounds_to_1_percent=rounds_at_rate(math.sqrt(rho), n),
-        stationary_variance=(n - 1) / n / (1 - rho) if rho < 1 else None,
+        rounds_to_1_percent=rounds_at_rate(math.sqrt(rho), mixing.size),
+        stationary_variance=_relabelled_variance(mixing),
     )
 
 

@@ -14,34 +14,40 @@ Blocks = npt.NDArray[np.complex128] | npt.NDArray[np.float64]
 
 ONE_PERCENT = 0.01
 CERTAINLY_ONE = 1 - 1e-12  # with this factor per round or a larger one, differences never die out
+MOST_DOUBLINGS = 46  # after 2^46 periods a factor below CERTAINLY_ONE has made every difference vanish
 
 
 class Stack:
     """W_0 - J/n, ..., W_{p-1} - J/n of one period, each as a stack of blocks (m, b, b), so that NumPy works on all at once."""
 
-    def __init__(self, size: int, phases: list[Blocks], lambda_min: float, *, hermitian: bool) -> None:
+    def __init__(self, size: int, rounds: list[Blocks], drift: int = 0) -> None:
         self.size = size
-        self.phases = [_without_mean(phase) for phase in phases]
-        # An eigenvalue this small is rounding error: the averaging of a group is a projection, with eigenvalues 0 and 1.
-        self.lambda_min = lambda_min if abs(lambda_min) > 1e-12 else 0.0
-        self._hermitian = hermitian
+        self._rounds = rounds
+        self._hermitian = len(rounds) == 1 and not drift
+        if drift:
+            # W_k = S^k W_0 S^-k for the shift S, so W_{r-1} ... W_0 = S^r (S^-1 W_0)^r: one phase stands for n of them.
+            rounds = [np.roll(rounds[0], -drift, axis=1)]
+        elif self._hermitian:
+            rounds = [_diagonal(rounds[0])]
+        self.phases = [_without_mean(round) for round in rounds]
 
     @classmethod
     def of(cls, mixing: Mixing) -> Stack | None:
         """The stack of a fixed or periodic mixing; None if it would be too large."""
-        phases: list[Blocks] = []
+        rounds: list[Blocks] = []
         for round in range(1 if mixing.drift else mixing.period or 0):
             blocks = mixing.blocks(round)
             if blocks is None:
                 return None
-            phases.append(blocks)
-        lambda_min = min(float(_eigenvalues(phase).min()) for phase in phases)
-        if mixing.drift:
-            # W_k = S^k W_0 S^-k for the shift S, so W_{r-1} ... W_0 = S^r (S^-1 W_0)^r: one phase stands for n of them.
-            return cls(mixing.size, [np.roll(phases[0], -mixing.drift, axis=1)], lambda_min, hermitian=False)
-        if len(phases) == 1:
-            return cls(mixing.size, [_diagonal(phases[0])], lambda_min, hermitian=True)
-        return cls(mixing.size, phases, lambda_min, hermitian=False)
+            rounds.append(blocks)
+        return cls(mixing.size, rounds, mixing.drift)
+
+    @functools.cached_property
+    def lambda_min(self) -> float:
+        """The smallest eigenvalue of any round's W."""
+        smallest = min(float(_eigenvalues(round).min()) for round in self._rounds)
+        # An eigenvalue this small is rounding error: the averaging of a group is a projection, with eigenvalues 0 and 1.
+        return smallest if abs(smallest) > 1e-12 else 0.0
 
     @functools.cached_property
     def product(self) -> Blocks:
@@ -94,18 +100,18 @@ class Stack:
     def stationary_variance(self) -> float | None:
         """Mean over phases of tr(S_k)/n, where S_{k+1} = W_k S_k W_k^T + I - J/n and S_p = S_0; None if it has no bound.
 
-        This Lyapunov equation is solved by doubling.
+        This Lyapunov equation is solved by doubling. It has no solution if the product does not vanish.
         """
-        if self.rate >= CERTAINLY_ONE:
-            return None
         noise = _identity(self.phases[0])
         covariance = np.zeros_like(noise)
         for phase in self.phases:
             covariance = phase @ covariance @ _adjoint(phase) + noise
-        power = self.product
+        power, doublings = self.product, 0
         while np.abs(power).max() > 1e-16:
+            if doublings == MOST_DOUBLINGS:
+                return None
             covariance = covariance + power @ covariance @ _adjoint(power)
-            power = power @ power
+            power, doublings = power @ power, doublings + 1
         total = 0.0
         for phase in self.phases:
             covariance = phase @ covariance @ _adjoint(phase) + noise

@@ -160,17 +160,17 @@ class Command:
         self.process.stdout.close()
         self.process.wait()
 
+    def wait_for(self, condition, what):
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self.process.poll() is None, self.process.stdout.read()
+            assert time.monotonic() < deadline, f"no {what} in time"
+            time.sleep(0.1)
+
     def finished(self):
         said, _ = self.process.communicate(timeout=PATIENCE_S)
         assert self.process.returncode == 0, said
         return said
-
-
-def wait_for(condition, what):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} in time"
-        time.sleep(0.1)
 
 
 def learners_of(folder):
@@ -178,13 +178,17 @@ def learners_of(folder):
     return {row["learner"] for row in read_rows(path) if row["kind"] == "learner"} if path.exists() else set()
 
 
+def logs_of(folder):
+    return "".join(path.read_text() for path in (folder / "logs").glob("*.log"))
+
+
 def test_a_learner_joins_a_run_under_way_by_one_command(tmp_path):
     folder = tmp_path / "run"
     slow = "0:8,1:8"
     with Command("train", "tiny", "--learners", 2, "--slow", slow, "--epochs", 50, "--out", folder) as training:
-        wait_for(lambda: learners_of(folder) == {0, 1}, "training")
+        training.wait_for(lambda: learners_of(folder) == {0, 1}, "training")
         with Command("train", "--join", folder) as joining:
-            wait_for(lambda: learners_of(folder) == {0, 1, 2}, "third learner")
+            joining.wait_for(lambda: learners_of(folder) == {0, 1, 2}, "third learner")
             assert "learner 2 joined; 3 live" in training.finished()
             assert f"joining: {folder}" in joining.finished()
     assert json.loads((folder / "results.json").read_text())["test"]["accuracy"] > 0.9
@@ -201,7 +205,7 @@ def test_a_rendezvous_that_is_killed_and_started_again_rebuilds_its_state_from_t
         slow = "0:12,1:12,2:12"
         options = ["--learners", 3, "--slow", slow, "--epochs", 80, "--out", folder, "--set", "data.sharding=dynamic"]
         with Command("train", "tiny", *options, "--rendezvous", address, *more, **secret) as training:
-            wait_for(lambda: learners_of(folder) == {0, 1, 2}, "training")
+            training.wait_for(lambda: learners_of(folder) == {0, 1, 2}, "training")
             first.process.kill()
             first.process.wait()
             steps = len((folder / "metrics.jsonl").read_text())
@@ -209,8 +213,7 @@ def test_a_rendezvous_that_is_killed_and_started_again_rebuilds_its_state_from_t
             assert len((folder / "metrics.jsonl").read_text()) > steps  # they go on without it
             with Command("rendezvous", "--port", port, *more, **secret):
                 training.finished()
-    said = "".join(path.read_text() for path in (folder / "logs").glob("*.log"))
-    assert said.count("has found the rendezvous again") == 3
+    assert logs_of(folder).count("has found the rendezvous again") == 3
     assert json.loads((folder / "results.json").read_text())["test"]["accuracy"] > 0.9
 
 
@@ -230,14 +233,14 @@ def test_learners_of_several_machines_find_each_other_at_a_rendezvous(tmp_path, 
         ):
             one.finished()
             other.finished()
-    assert json.loads((folder / "results.json").read_text())["learners"] == 3
+    assert json.loads((folder / "results.json").read_text())["learners"] == 3, logs_of(folder)
 
 
 @pytest.mark.slow
 def test_a_process_without_the_secret_cannot_join(tmp_path):
     folder = tmp_path / "run"
-    with Command("train", "tiny", "--learners", 2, "--slow", "0:12,1:12", "--epochs", 30, "--out", folder) as training:
-        wait_for(lambda: learners_of(folder) == {0, 1}, "training")
+    with Command("train", "tiny", "--learners", 2, "--slow", "0:8,1:8", "--epochs", 50, "--out", folder) as training:
+        training.wait_for(lambda: learners_of(folder) == {0, 1}, "training")
         address = json.loads((folder / "rendezvous.json").read_text())["address"]
         outsider = Command("train", "--join", address, ROUNDELAY_SECRET="00" * 32)
         with outsider:

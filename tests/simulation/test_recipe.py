@@ -81,6 +81,7 @@ def test_everyone_waits_for_a_straggler_and_asynchronous_learners_do_not(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_dpsgd_equals_the_real_run_bit_for_bit_and_the_others_to_1e_6(tmp_path):
     for strategy in ("dpsgd", "allreduce", "delay-by-one"):
         own = dataclasses.replace(config(strategy=strategy))

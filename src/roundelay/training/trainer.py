@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,24 +15,23 @@ from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.elastic import ElasticGroup, Progress, TrainingState
 from roundelay.errors import DivergedError, DroppedError, MembershipChangedError, PeerLostError
 from roundelay.learner import Learner
+from roundelay.training import run_directory
 from roundelay.training.audit import Audit
 from roundelay.training.build import learner_seed, optimizer_of, schedule_of, strategy_of
-from roundelay.training.checkpoint import Checkpoint, Checkpoints, complete
+from roundelay.training.checkpoint import Checkpoint
 from roundelay.training.config import Config
 from roundelay.training.data import Draw, Draws, batches
-from roundelay.training.evaluator import Evaluator, check_judged_by
+from roundelay.training.evaluator import check_judged_by
 from roundelay.training.metrics import JsonLines, Meter, Sink, TensorBoard
 from roundelay.training.partition import Partition
-from roundelay.training.run_end import RunEnd
+from roundelay.training.saving import Saver
 from roundelay.training.slowdown import Slowdown
-from roundelay.training.state import Resumed, State, learner_state, restore, resumed_from
+from roundelay.training.state import Resumed, State, restore, resumed_from
 from roundelay.training.step import TrainingStep
 from roundelay.training.stopping import StopRequest
 from roundelay.training.task import Batch, Task
 
 log = logging.getLogger("roundelay")
-
-LOOK_FOR_CHECKPOINTS_S = 1.0  # how often one asynchronous learner looks for a checkpoint that all have completed
 
 
 class Trainer:
@@ -78,16 +76,13 @@ class Trainer:
         self.step = TrainingStep(
             self.id, task, self.module, self.optimizer, schedule=schedule, clip=config.optimizer.clip
         )
-        self.checkpoints = Checkpoints(folder / "checkpoints", self.id, config.checkpoint.keep)
-        self.meter = self._new_meter()
-        self.evaluator = Evaluator(task, self.meter.write, self.checkpoints.mark_best)
-        self._end = RunEnd(config, folder, task, self.evaluator, self.partition.samples)
+        self.meter = Meter(_sinks(config, folder, world, self.id), config.metrics.every_s)
+        self.saver = Saver(config, folder, task, self.id, self.meter)
         self._slowdown = Slowdown(config.slowness().get(self.id, 1.0), client.check)
         path = folder / f"chunks-{self.id}.txt"
         self._audit = Audit(self.module, self.optimizer, path) if config.metrics.audit else None
         self._stop: StopRequest | None = None
         self._stopping = False
-        self._looked_at = time.perf_counter()
 
     def run(self, checkpoint: Checkpoint | None = None, *, joins: bool = False) -> bool:
         """Train until the budget is used up or a signal asks to stop; True if the budget is used up.
@@ -110,7 +105,7 @@ class Trainer:
                 finished = self._take_part(resumed.state if not self._taken_part else None)
                 break
             except DivergedError as error:
-                raise DivergedError(f"{error}; {self._last_checkpoint()}") from None
+                raise DivergedError(f"{error}; {self.saver.last_checkpoint()}") from None
             except DroppedError as error:
                 log.warning("learner %d was dropped (%s) and joins again", self.id, error)
                 self._join_again()
@@ -120,7 +115,7 @@ class Trainer:
                 log.warning("learner %d meets the others: %s", self.id, error)
             meets = not self._reforms_alone
             self.optimizer.zero_grad()
-        self.checkpoints.close()
+        self.saver.checkpoints.close()
         self.meter.close()
         if self._audit:
             self._audit.close()
@@ -134,15 +129,7 @@ class Trainer:
         self._draws_used = 0  # since this learner registered
         self._used_before = resumed.used
         self._elapsed_before_s = resumed.counts.elapsed_s if ready else self.client.elapsed_s
-        self.evaluator.newest = self.position.skip_boundaries(len(resumed.used) if ready else self.client.given)
-
-    def _new_meter(self) -> Meter:
-        one_machine = self.world.local_size == self.world.size
-        name = "metrics.jsonl" if one_machine else f"metrics-{self.world.rank // self.world.local_size}.jsonl"
-        sinks: list[Sink] = [JsonLines(self.folder / name)]
-        if self.config.metrics.tensorboard:
-            sinks.append(TensorBoard(self.folder / "tensorboard" / f"learner-{self.id}"))
-        return Meter(sinks, self.config.metrics.every_s)
+        self.saver.evaluator.newest = self.position.skip_boundaries(len(resumed.used) if ready else self.client.given)
 
     # Following the membership ---------------------------------------------------------------------------------------------
 
@@ -157,7 +144,7 @@ class Trainer:
             if saved is not None:
                 restore(self.learner, saved)
                 if self.world.rank == 0:
-                    self.meter.write({"kind": "event", "event": "resumed", "samples_seen": self.evaluator.newest})
+                    self.meter.write({"kind": "event", "event": "resumed", "samples_seen": self.saver.evaluator.newest})
             if not self._taken_part:
                 self._taken_part = True
                 self.meter.start_clock(self._elapsed_before_s)
@@ -176,7 +163,7 @@ class Trainer:
         self._ready = False
         self._draws_used, self.position.used = 0, []
         self._update_partition()
-        self.evaluator.newest = self.position.skip_boundaries(self.client.given)
+        self.saver.evaluator.newest = self.position.skip_boundaries(self.client.given)
 
     def _meet(self) -> None:
         """Synchronous learners meet. They go on from the first chunk that is not known to be used by all."""
@@ -242,8 +229,9 @@ class Trainer:
         self._slowdown.end(self.learner.waited_s)
         if boundary is not None:
             self._at_boundary(boundary)
-        if not self.partition.lockstep:
-            self._evaluate_newest()
+        leads = self.id == min(self.group.view.membership.living)
+        if not self.partition.lockstep and leads and self.saver.evaluate_newest(self.world.device):
+            self._slowdown.begin(self.learner.waited_s)
 
     def _write_row(self, *, finished: bool = False) -> None:
         audited = self._audit.figures(self.learner.strategy.weights()) if self._audit else {}
@@ -255,23 +243,12 @@ class Trainer:
     def _at_boundary(self, number: int) -> None:
         self._save(number)
         if self.partition.lockstep:
-            self.evaluator.evaluate_together(self.learner, "valid", self.partition.chunks.samples_before(number))
+            samples_seen = self.partition.chunks.samples_before(number)
+            self.saver.evaluator.evaluate_together(self.learner, "valid", samples_seen)
         self._slowdown.begin(self.learner.waited_s)
 
-    def _evaluate_newest(self) -> None:
-        """The first living learner evaluates what all learners have saved, while they train on."""
-        now = time.perf_counter()
-        if self.id == min(self.group.view.membership.living) and now - self._looked_at > LOOK_FOR_CHECKPOINTS_S:
-            self.evaluator.evaluate_newest(self.checkpoints.folder, self.world.device)
-            self._looked_at = time.perf_counter()
-            self._slowdown.begin(self.learner.waited_s)
-
     def _save(self, number: int) -> None:
-        """Save this learner's part of the checkpoint at chunk `number`."""
-        self.step.counts.elapsed_s = self.meter.elapsed_s
-        state = learner_state(self.learner, self.position, self.step.counts)
-        samples_seen = self.partition.chunks.samples_before(number)
-        self.checkpoints.save(samples_seen, state, self.learner.membership.living)
+        self.saver.save(self.learner, self.position, self.step.counts, number)
 
     def _save_stop(self) -> None:
         """Save at the chunk on which all learners that stop agree."""
@@ -290,11 +267,16 @@ class Trainer:
             self._save(self.partition.total)
         self._write_row(finished=True)
         if self._synchronous:
-            self._end.together(self.learner, self.meter)
+            self.saver.finish_together(self.learner, self.partition.samples)
         else:
-            self._end.alone(self.group, self.checkpoints, self.meter, self.world.device)
+            self.saver.finish_alone(self.group, self.partition.samples, self.world.device)
 
-    def _last_checkpoint(self) -> str:
-        self.checkpoints.wait()
-        good = complete(self.checkpoints.folder)
-        return f"the last good checkpoint is '{good[-1].folder}'" if good else "there is no checkpoint yet"
+
+def _sinks(config: Config, folder: Path, world: World, learner: int) -> list[Sink]:
+    """Where the rows of a learner go: a file that the learners of one machine share, and TensorBoard if configured."""
+    one_machine = world.local_size == world.size
+    name = run_directory.METRICS if one_machine else f"metrics-{world.rank // world.local_size}.jsonl"
+    sinks: list[Sink] = [JsonLines(folder / name)]
+    if config.metrics.tensorboard:
+        sinks.append(TensorBoard(folder / "tensorboard" / f"learner-{learner}"))
+    return sinks

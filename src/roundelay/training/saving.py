@@ -1,0 +1,100 @@
+"""What a learner saves: its part of every checkpoint, and, at the end of the run, the result."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from roundelay.elastic import ElasticGroup
+from roundelay.learner import Learner
+from roundelay.training.checkpoint import Checkpoints, complete
+from roundelay.training.config import Config
+from roundelay.training.evaluator import SPLITS, Evaluator, mean_model
+from roundelay.training.metrics import Meter
+from roundelay.training.partition import Position
+from roundelay.training.run_result import write_result
+from roundelay.training.state import learner_state
+from roundelay.training.step import Counts
+from roundelay.training.task import Task
+from roundelay.weights.serialization import read_state
+
+LOOK_FOR_CHECKPOINTS_S = 1.0  # how often one asynchronous learner looks for a checkpoint that all have completed
+
+
+class Saver:
+    """Saves the checkpoints of one learner, has them evaluated, and writes the result of the run.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        task: of the run.
+        learner: the number of the learner.
+        meter: tells the seconds of the run, and writes the rows of evaluations.
+    """
+
+    def __init__(self, config: Config, folder: Path, task: Task, learner: int, meter: Meter) -> None:
+        self._config, self._folder, self._task, self._meter = config, folder, task, meter
+        self.checkpoints = Checkpoints(folder / "checkpoints", learner, config.checkpoint.keep)
+        self.evaluator = Evaluator(task, meter.write, self.checkpoints.mark_best)
+        self._looked_at = time.perf_counter()
+
+    def save(self, learner: Learner, position: Position, counts: Counts, number: int) -> None:
+        """Save this learner's part of the checkpoint at chunk `number`."""
+        counts.elapsed_s = self._meter.elapsed_s
+        state = learner_state(learner, position, counts)
+        samples_seen = position.partition.chunks.samples_before(number)
+        self.checkpoints.save(samples_seen, state, learner.membership.living)
+
+    def evaluate_newest(self, device: torch.device) -> bool:
+        """Evaluate the newest checkpoint that all learners have completed; False if the last look was a moment ago."""
+        if time.perf_counter() - self._looked_at < LOOK_FOR_CHECKPOINTS_S:
+            return False
+        self.evaluator.evaluate_newest(self.checkpoints.folder, device)
+        self._looked_at = time.perf_counter()
+        return True
+
+    def last_checkpoint(self) -> str:
+        """A sentence that names the newest complete checkpoint."""
+        self.checkpoints.wait()
+        good = complete(self.checkpoints.folder)
+        return f"the last good checkpoint is '{good[-1].folder}'" if good else "there is no checkpoint yet"
+
+    def finish_together(self, learner: Learner, samples: int) -> None:
+        """Evaluate the mean model and write the result, after `samples` samples. All learners call it together."""
+        figures = {split: self.evaluator.evaluate_together(learner, split, samples) for split in SPLITS}
+        with learner.consensus() as mean:
+            if learner.transport.rank == learner.membership.living[0]:
+                self._write(mean, figures, learner.membership.size, samples)
+
+    def finish_alone(self, group: ElasticGroup, samples: int, device: torch.device) -> None:
+        """Wait until all learners have saved after `samples` samples; then the first living learner writes the result.
+
+        If that learner is lost while it evaluates, the next one does the same.
+        """
+        self.checkpoints.wait()
+        written = False
+        while True:
+            view = group.gather(written)
+            if any(view.values.values()):
+                return
+            living = view.membership.living
+            if group.id == living[0]:
+                self._write_mean_of(living, samples, device)
+                written = True
+
+    def _write_mean_of(self, learners: tuple[int, ...], samples: int, device: torch.device) -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(max(threads, len(os.sched_getaffinity(0))))  # all others wait, so every core is free
+        states = [read_state(self.checkpoints.path(samples, learner)) for learner in learners]
+        mean = mean_model(self._task, states).to(device)
+        figures = {split: self.evaluator.evaluate(mean, split, samples) for split in SPLITS}
+        self._write(mean, figures, len(learners), samples)
+        torch.set_num_threads(threads)
+
+    def _write(self, mean: nn.Module, figures: dict[str, dict[str, float]], learners: int, samples: int) -> None:
+        run = {"elapsed_s": self._meter.elapsed_s, "samples": samples, "learners": learners}
+        write_result(self._folder, self._config, self._task, mean, run | figures)

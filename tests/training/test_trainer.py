@@ -65,10 +65,10 @@ def test_a_resumed_run_is_bit_identical_to_the_uninterrupted_one(tmp_path, strat
     config = tiny_config(strategy=strategy, learners=4, group_size=group_size, topology="ring", **SHORT)
     run_in_threads(config, tmp_path / "run")
     expected = weights(tmp_path / "run")
-    places = [each.samples_seen for each in checkpoint.complete(tmp_path / "run" / "checkpoints")]
-    assert places[0] < 2600
+    saved = [each.samples_seen for each in checkpoint.complete(tmp_path / "run" / "checkpoints")]
+    assert saved[0] < 2600
     (tmp_path / "run" / "model.safetensors").unlink()
-    run_in_threads(config, tmp_path / "run", samples_seen=places[0])
+    run_in_threads(config, tmp_path / "run", samples_seen=saved[0])
     assert equal(weights(tmp_path / "run"), expected)
 
 

@@ -74,7 +74,8 @@ class MembershipChanges:
 
     def report(self, event: str, learner: int | None, reason: str = "", **more: Any) -> None:  # noqa: ANN401
         """Log an event, and hand it to `on_event`."""
-        log.info("%s: learner %s %s", event, learner, reason)
+        subject = "the run" if learner is None else f"learner {learner}"
+        log.info("%s: %s%s", subject, event, f" ({reason})" if reason else "")
         living = len(self._members.living)
         self._on_event({"kind": "event", "event": event, "learner": learner, "reason": reason, "living": living} | more)
 

@@ -145,7 +145,7 @@ def test_the_stub_for_type_checkers_has_the_same_names_from_the_same_modules():
     stub = ast.parse(Path(roundelay.__file__).with_suffix(".pyi").read_text())
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     stubbed = {alias.asname: node.module for node in imports for alias in node.names}
-    assert stubbed == roundelay._HOME_OF
+    assert stubbed == roundelay._MODULE_OF
     assert all(alias.name == alias.asname for node in imports for alias in node.names)
 
 

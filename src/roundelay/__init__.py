@@ -1,8 +1,8 @@
 """Roundelay: decentralised data-parallel SGD for PyTorch.
 
 Each learner keeps its own weights and averages them with a few neighbours instead of waiting for a global allreduce.
-Names are imported when first used, so that what needs no torch does not wait for it; a new one is added here and to
-the stub beside this file, from which type checkers and editors know it.
+Names are imported when first used, so that commands which need no torch start fast. A new name is added here and to the
+stub beside this file, which type checkers and editors read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_NAMES = {
     "roundelay.errors": ["PeerLostError", "RoundelayError", "StrategyError", "TopologyError"],
     "roundelay.cluster.environment": ["World", "init"],
     "roundelay.learner": ["Learner"],
@@ -37,15 +37,15 @@ _HOMES = {
         "torus",
     ],
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - one list of names, not two that drift apart
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - one list of names, not two that drift apart
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'roundelay' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -64,7 +64,7 @@ def _average_buffers(module: nn.Module, transport: Transport, members: tuple[int
     others = [buffer for name, buffer in buffers.items() if name not in floating]
     if others:
         flat = _flat_copy(others)
-        # As bytes, because a collective engine need not know every dtype.
+        # As bytes, because a backend need not know every dtype.
         transport.broadcast(flat.storage, members[0], members).result()
         flat.write(others)
 

@@ -4,10 +4,10 @@ RoundelayError
 ├── TopologyError       a graph, a mixing matrix or a number of learners that cannot work
 ├── StrategyError       a model, an optimizer or a setting that a strategy cannot work with
 ├── PeerLostError       a peer that was needed died, froze or left; names it
-├── RefusedError        a message that a peer did not take, or we did not; nothing of it was applied
-├── DroppedError        the others go on without this learner, which was not heard of for too long
-├── RendezvousLostError the rendezvous has been away for too long
-├── MembershipChangedError   who takes part has changed, so that synchronous learners must meet
+├── RefusedError        a message that one end did not accept; nothing of it was applied
+├── DroppedError        the others go on without this learner, which was silent for too long
+├── RendezvousLostError the rendezvous could not be reached for too long
+├── MembershipChangedError   the membership has changed, so synchronous learners must meet
 ├── LaunchError         an environment that does not say which learner this is
 ├── ConfigError         a key, a value or a combination of settings that a run cannot have
 │   └── DataError       data that are not there, or not what they should be
@@ -27,7 +27,7 @@ from collections.abc import Iterable
 
 
 class RoundelayError(Exception):
-    """A user's mistake or a broken world; the message says what came, what is allowed and what to do."""
+    """A user's mistake, or a failure of a peer, a machine or a file. The message says what came, what is allowed, what to do."""
 
 
 class TopologyError(RoundelayError, ValueError):
@@ -58,15 +58,15 @@ class RefusedError(RoundelayError):
 
 
 class DroppedError(RoundelayError, ConnectionError):
-    """The others go on without this learner, which was not heard of for too long."""
+    """The others go on without this learner, which was silent for too long."""
 
 
 class RendezvousLostError(RoundelayError, ConnectionError):
-    """The rendezvous has been away for too long."""
+    """The rendezvous could not be reached for too long."""
 
 
 class MembershipChangedError(RoundelayError):
-    """Who takes part has changed, so that synchronous learners must meet."""
+    """The membership has changed, so synchronous learners must meet."""
 
 
 class LaunchError(RoundelayError, RuntimeError):

@@ -82,13 +82,15 @@ class Learner:
         _check_optimizer(self.optimizer, self.module)
         self.replica = replica_of(self.module)
         self._averaged = set(map(id, self.replica.weights))
-        everyone = self.membership  # including a peer that leaves before we are attached: all use the same mixing
+        members = (
+            self.membership
+        )  # with a peer that is lost before `attach`, because all learners must use the same mixing
         self.transport.on_lost(self._peer_lost)
         self.transport.on_silent(self._peer_silent)
         if not agreed:
-            check_agreement(self.module, self.strategy, self.transport, everyone.living)
-            take_first_weights(self.module, self.transport, everyone.living)
-        self.strategy.attach(self.replica, self.transport, everyone)
+            check_agreement(self.module, self.strategy, self.transport, members.living)
+            take_first_weights(self.module, self.transport, members.living)
+        self.strategy.attach(self.replica, self.transport, members)
         self._attached = True
         for peer, reason in self.transport.lost.items():  # lost before the strategy could be told
             self.strategy.peer_lost(peer, reason)

@@ -1,4 +1,4 @@
-"""AD-PSGD hammered: real threads and sockets, learners that step as fast as they can."""
+"""AD-PSGD with real threads and sockets, and learners that step as fast as they can."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def vector(module):
     return module.weight.detach().flatten().numpy().copy()
 
 
-def hammer(share_memory, steps, lr, scatter=0.0, dtype=torch.float64):
+def train_fast(share_memory, steps, lr, scatter=0.0, dtype=torch.float64):
     """Train all learners in threads; weights at the start and at the end, the updates applied, and metrics."""
     initial, updates, final, metrics = ([None] * SIZE for _ in range(4))
     with loopback(SIZE, share_memory=share_memory) as transports:
@@ -47,7 +47,7 @@ def hammer(share_memory, steps, lr, scatter=0.0, dtype=torch.float64):
 
 @both
 def test_thousands_of_exchanges_during_steps_lose_no_update(share_memory):
-    initial, updates, final, metrics = hammer(share_memory, steps=1000, lr=0.1)
+    initial, updates, final, metrics = train_fast(share_memory, steps=1000, lr=0.1)
     assert sum(m["exchanges_finished"] for m in metrics) > 1000
     assert sum(m["exchanges_finished"] for m in metrics) == sum(m["exchanges_served"] for m in metrics)
     np.testing.assert_allclose(final.sum(0), initial.sum(0) + updates.sum(0), rtol=0, atol=1e-9)
@@ -55,7 +55,7 @@ def test_thousands_of_exchanges_during_steps_lose_no_update(share_memory):
 
 @both
 def test_without_gradients_thousands_of_exchanges_keep_the_mean_and_shrink_the_spread(share_memory):
-    initial, _, final, metrics = hammer(share_memory, steps=500, lr=0.0, scatter=1.0)
+    initial, _, final, metrics = train_fast(share_memory, steps=500, lr=0.0, scatter=1.0)
     assert sum(m["exchanges_finished"] for m in metrics) > 500
     np.testing.assert_allclose(final.mean(0), initial.mean(0), rtol=0, atol=1e-12)
     assert final.std(0).max() < 0.05 * initial.std(0).max()
@@ -65,8 +65,8 @@ def test_without_gradients_thousands_of_exchanges_keep_the_mean_and_shrink_the_s
 @pytest.mark.parametrize("piece", [2**18, 700])
 def test_the_same_in_single_precision_and_piece_by_piece(share_memory, piece, monkeypatch):
     monkeypatch.setattr(flat, "PIECE", piece)  # steps come between the pieces of one exchange
-    initial, updates, final, metrics = hammer(share_memory, steps=600, lr=0.1, dtype=torch.float32)
+    initial, updates, final, metrics = train_fast(share_memory, steps=600, lr=0.1, dtype=torch.float32)
     assert sum(m["exchanges_finished"] for m in metrics) > 600
     np.testing.assert_allclose(
         final.sum(0), initial.sum(0) + updates.sum(0), rtol=0, atol=1e-3
-    )  # of some 50 that was added
+    )  # updates add up to about 50

@@ -6,12 +6,12 @@ import torch
 from loopback import PATIENCE_S, together
 
 from roundelay.errors import StrategyError
-from roundelay.transport.swaps import SwapBoard
+from roundelay.transport.swaps import Swaps
 
 
 def board():
     finals = []
-    return SwapBoard(lambda peer, round, final: finals.append((peer, round))), finals
+    return Swaps(lambda peer, round, final: finals.append((peer, round))), finals
 
 
 def buffers(*peers):

@@ -1,4 +1,4 @@
-"""The algorithms. Each is one file; none blocks or owns a thread: where it needs something it yields a future."""
+"""The strategies, one file each. None blocks or starts a thread: a strategy that must wait yields a future."""
 
 from roundelay.strategies.adpsgd import ADPSGD
 from roundelay.strategies.allreduce import Allreduce

@@ -88,8 +88,8 @@ class ADPSGD(Strategy):
         mirror = replica.mirror(transport.allocate)
         self._live = PairAverage(replica, mirror, WIRE_DTYPES[self.wire] if self.wire else None)
         self._request = Request(mirror.storage, self._live.pack, replica.wait_until_readable)
-        self._corrections = [self._new_correction()]  # that no exchange uses
-        self._exchange = self._aside = _Exchange()  # the last one; one with a silent peer
+        self._corrections = [self._new_correction()]  # free: no exchange uses them
+        self._exchange = self._aside = _Exchange()  # the last own one; an earlier one with a silent peer
         self._counts = ExchangeCounts()
         self._disagreement2 = 0.0
         self._failure: BaseException | None = None  # raised in a thread of the transport
@@ -130,7 +130,7 @@ class ADPSGD(Strategy):
         yield from ()
 
     def _wait_for_an_exchange(self) -> Steps:
-        """Until an exchange, own or served, has finished, or no peer is left to exchange with.
+        """Wait until an own exchange has finished, or no peer is left to exchange with.
 
         The number of tries is bounded: a learner whose weights every peer refuses must go on and find that out.
         """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,7 +82,7 @@ class Allreduce(Strategy):
         """Sort the weights into buckets, last layers first, because their gradients come first."""
         super().attach(replica, transport, membership)
         self._buckets = [_Bucket(indices, replica.weights) for indices in _bucket_indices(replica)]
-        self._of = {index: bucket for bucket in self._buckets for index in bucket.indices}
+        self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.indices}
         self._futures: list[Future[None]] = []
         self._started = 0
         self._steps = 0
@@ -91,7 +90,7 @@ class Allreduce(Strategy):
 
     def gradient_ready(self, index: int) -> None:
         """Copy the gradient into its bucket, and reduce full buckets, in the one order that all learners share."""
-        self._of[index].take(index, self.replica.weights[index].grad)
+        self._bucket_of[index].take(index, self.replica.weights[index].grad)
         while self._started < len(self._buckets) and not self._buckets[self._started].waiting:
             self._start(self._buckets[self._started], active=1.0)
 
@@ -142,10 +141,6 @@ class Allreduce(Strategy):
     def metrics(self) -> dict[str, float]:
         """Reductions so far."""
         return {"rounds": self._steps}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Empty: module and optimizer hold everything."""
-        return {}
 
 
 def _bucket_indices(replica: Replica) -> list[list[int]]:

@@ -26,8 +26,8 @@ class Strategy(ABC):
         backward -> gradient_ready(each) -> after_backward -> before_step -> optimizer.step() -> after_step
 
     The generators yield futures and are resumed when those are done: by a `Learner` that blocks, or by the virtual
-    clock. After `attach` a strategy knows its replica, its transport and its membership. What other code must know of a
-    strategy it asks of these attributes, never of its name.
+    clock. After `attach` a strategy knows its replica, its transport and its membership. Other code asks
+    these attributes, never the name of a strategy.
 
     Attributes:
         reduces_gradients: the learner calls `gradient_ready` for every gradient as backward produces it.

@@ -48,7 +48,7 @@ class DelayByOne(Strategy):
         if self.delayed == "gradients":
             self._fresh = _Sum(replica)
         else:
-            self._sum.flat_copy(replica.tensors())
+            self._sum.read(replica.tensors())
         self._start(active=1.0)
 
     def _start(self, active: float) -> None:
@@ -66,7 +66,7 @@ class DelayByOne(Strategy):
             return
         if self._restarted:  # that sum was of the weights from before load_state_dict
             self._restarted = False
-            self._sum.flat_copy(self.replica.tensors())
+            self._sum.read(self.replica.tensors())
             self._start(active=1.0)
             yield from self._reducing
         if self._reducing:
@@ -81,7 +81,7 @@ class DelayByOne(Strategy):
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
             gradients.append(weight.grad)
-        self._fresh.flat_copy(gradients)
+        self._fresh.read(gradients)
         self._sum.divide(max(float(self._sum.active), 1.0))
         self._sum.write(gradients)
         self._sum, self._fresh = self._fresh, self._sum
@@ -91,7 +91,7 @@ class DelayByOne(Strategy):
         """The new weights go out."""
         self._steps += 1
         if self.delayed == "weights":
-            self._sum.flat_copy(self.replica.tensors())
+            self._sum.read(self.replica.tensors())
             self._start(active=1.0)
         yield from ()
 
@@ -106,7 +106,7 @@ class DelayByOne(Strategy):
             if float(self._sum.active) == 0:
                 return
             if self.delayed == "weights":
-                self._sum.flat_copy(self.replica.tensors())
+                self._sum.read(self.replica.tensors())
             else:
                 self._sum.flat.storage.zero_()
             self._start(active=0.0)
@@ -135,7 +135,7 @@ class _Sum:
     def active(self) -> Tensor:
         return self.flat.views[-1]
 
-    def flat_copy(self, tensors: list[Tensor]) -> None:
+    def read(self, tensors: list[Tensor]) -> None:
         self.flat.read([*tensors, self.active])
 
     def write(self, tensors: list[Tensor]) -> None:

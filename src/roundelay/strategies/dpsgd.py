@@ -49,7 +49,7 @@ class DPSGD(Strategy):
         self._incoming: list[Flat] = []
         self._disagreement2, self._measure = 0.0, False
         self._restarted = False
-        self._mixing_lock = threading.Lock()  # of the two below, and of `_own` when a swap has ended
+        self._mixing_lock = threading.Lock()  # guards the two below, and `_own` once a swap has ended
         self._finished = False
         self._row: dict[int, float] = {}
         self._swaps = 0

@@ -1,4 +1,4 @@
-"""How learners reach each other: one seam, and what stands behind it."""
+"""The transports: what carries messages between learners."""
 
 from roundelay.transport.base import Traffic, Transport
 from roundelay.transport.simulated import SimulatedNetwork

@@ -16,12 +16,12 @@ from roundelay.transport.handshake import Hello
 from roundelay.transport.refusals import Refusals
 from roundelay.transport.security import Security
 
-MOST_UNAUTHENTICATED = 64  # of more the oldest is closed: a learner's own handshake takes milliseconds
+MOST_UNAUTHENTICATED = 64  # beyond it the oldest is closed: the handshake of a learner takes milliseconds
 BUSY_S = 0.05
 HANDSHAKE = "handshake"
 
 Serve = Callable[[socket.socket, Hello], None]
-"""Uses an authenticated connection, in that connection's own thread, for as long as it likes."""
+"""Uses an authenticated connection, in a thread of its own, and may block until the connection ends."""
 
 
 class Acceptor:
@@ -32,8 +32,8 @@ class Acceptor:
     Args:
         listener: the listening socket.
         security: what every connection must prove to know.
-        refused: counts the connections that do not.
-        serve: gets the others.
+        refused: counts the connections that were not accepted.
+        serve: called with every connection that was.
         rank: this learner.
         host: id of this machine; zeros never match another one.
     """
@@ -72,7 +72,7 @@ class Acceptor:
                 self._refused.count(HANDSHAKE, f"a connection ({error})")  # too many are open; some will close soon
                 time.sleep(BUSY_S)
                 continue
-            with contextlib.suppress(OSError):  # it has gone again, which the handshake will find out
+            with contextlib.suppress(OSError):  # the other end has closed it already, so the handshake will fail
                 connection = self._security.wrapped(connection, answering=True)
             with self._lock:
                 if self._closed:

@@ -45,7 +45,7 @@ class SilenceListener(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """What a call sends. It is read without a lock, when the transport or the peer gets to it.
+    """What a call sends. It is read without a lock, at a time that the transport or the peer chooses.
 
     Attributes:
         memory: read in place by a peer that shares memory with us.
@@ -158,7 +158,7 @@ class Transport(ABC):
 
     @abstractmethod
     def serve(self, handler: Handler | None, undo: Undo | None = None) -> None:
-        """Answer calls with `handler` from now on, in the threads in which they arrive; earlier calls have waited.
+        """Answer calls with `handler` from now on, in the threads in which they arrive; calls that came earlier have waited.
 
         `undo` is given the reply if it is certain that it never reached the caller. A handler of None refuses calls;
         once this returns, no call is being served.

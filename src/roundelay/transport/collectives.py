@@ -47,7 +47,7 @@ class WorkFuture(Future[None]):
     def result(self, timeout: float | None = None) -> None:
         """Wait until it ends or the failure detector fails it; `timeout` is ignored."""
         while not super().done():
-            ended = self._work.is_completed()  # looked at first, because it may end just after a wait has timed out
+            ended = self._work.is_completed()  # asked first, because it may end just after the wait has timed out
             if self._polled and not ended:
                 time.sleep(POLL_S)
                 continue
@@ -147,10 +147,10 @@ class _GroupCollectives(Collectives):
             raise ConnectionError(f"the store at which groups form cannot be reached ({error})") from error
 
     def close(self) -> None:
-        """Groups end with the process, unless a frozen peer keeps work of theirs from ever ending."""
+        """Groups end with the process, unless a frozen peer keeps a collective from ever ending."""
         if all(future._work.is_completed() for future in self._under_way):
             return
-        # Their destructors would wait for that work at exit, for ever: keep them alive instead.
+        # At exit the destructors of the groups would wait for that collective, for ever: keep the groups alive.
         for held in (*self._held(), *(future._work for future in self._under_way)):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
@@ -204,17 +204,17 @@ class StoreCollectives(_GroupCollectives):
     def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401
         key = ("nccl" if values.is_cuda else "gloo", members)
         if key not in self._groups:
-            engine, place = key[0], members.index(self._rank)
+            backend, position = key[0], members.index(self._rank)
             store = dist.PrefixStore(  # type: ignore[attr-defined]
-                f"{self._generation}/{engine}/{members}", self._store
+                f"{self._generation}/{backend}/{members}", self._store
             )
             self._groups[key] = self._formed(
-                members, self._rank, store, lambda: self._form(engine, store, place, len(members))
+                members, self._rank, store, lambda: self._form(backend, store, position, len(members))
             )
         return self._groups[key]
 
-    def _form(self, engine: str, store: Any, place: int, size: int) -> Any:  # noqa: ANN401
-        if engine == "nccl":
+    def _form(self, backend: str, store: Any, position: int, size: int) -> Any:  # noqa: ANN401
+        if backend == "nccl":
             kind: Any = dist.ProcessGroupNCCL
             options = kind.Options()
         else:
@@ -222,7 +222,7 @@ class StoreCollectives(_GroupCollectives):
             options = kind._Options()
             options._devices = [kind.create_device(hostname=self._host)]
         options._timeout = FORMING
-        return kind(store, place, size, options)
+        return kind(store, position, size, options)
 
     def _held(self) -> list[Any]:
         return list(self._groups.values())

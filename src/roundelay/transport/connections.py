@@ -59,7 +59,7 @@ class Connections:
     ) -> None:
         self._rank, self._host, self._security = rank, host, security
         self._liveness, self._lose = liveness, lose
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the four below
         self._addresses: dict[int, Address] = {}
         self._outgoing: dict[int, _Outgoing] = {}
         self._incoming: set[Connection] = set()
@@ -95,7 +95,7 @@ class Connections:
         try:
             with outgoing.lock:
                 self._liveness.raise_if_lost(peer)
-                if outgoing.connection is None:  # without our own lock: a frozen peer must not block the others
+                if outgoing.connection is None:  # not under `self._lock`: a frozen peer must not block the others
                     hello = Hello(self._rank, Purpose.REQUESTS, os.getpid(), self._host)
                     opened = handshake.connect(self._addresses[peer], hello, peer, self._security)
                     outgoing.connection = Connection(*opened)

@@ -23,7 +23,7 @@ class Event(Enum):
     """What the failure detector reports about a peer."""
 
     FINISHED = "finished"  # takes no more rounds of its own, but still answers
-    LEFT = "left"  # said goodbye: what it still owed has been sent
+    LEFT = "left"  # said goodbye, after it had sent all that peers wait for
     SILENT = "silent"  # has missed some beats; it may be heard again
     HEARD = "heard"  # is not silent any more
     LOST = "lost"  # died, froze, was cut off, or gave up

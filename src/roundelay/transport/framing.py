@@ -135,7 +135,7 @@ class Connection:
         message = receive_exactly(self.socket, _HEADER.size + _TAG_BYTES)
         packed, tag = message[: _HEADER.size], message[_HEADER.size :]
         if not hmac.compare_digest(tag, self._incoming.next_tag(packed)):
-            raise HandshakeError("a header came that the other end has not sent, or not as its next one")
+            raise HandshakeError("a header has a wrong tag: it was forged, altered, repeated or sent out of order")
         return Header.unpack(packed)
 
     def receive_into(self, buffer: Tensor, header: Header) -> None:
@@ -144,7 +144,7 @@ class Connection:
         Raises RefusedError if the checksum differs; the next message can still be received.
         """
         if buffer.nbytes != header.nbytes:
-            raise HandshakeError(f"the other end sends {header.nbytes} bytes where {buffer.nbytes} are expected")
+            raise HandshakeError(f"the other end sends {header.nbytes} bytes, but {buffer.nbytes} are expected")
         sums = Checksum()
         for piece in buffer.split(PIECE_BYTES):  # summed while it is in the cache
             self._fill(_bytes(piece))
@@ -172,7 +172,7 @@ class Connection:
         if header.kind == Kind.NO_CALLS:
             raise PeerLostError(self.peer.rank, NO_CALLS)
         if header.kind != expected:
-            raise HandshakeError(f"the other end answered {header.kind.name} where only {expected.name} makes sense")
+            raise HandshakeError(f"the other end answered {header.kind.name}, but {expected.name} was expected")
         return header
 
 

@@ -32,7 +32,7 @@ class Liveness:
     def depending_on(self, peers: tuple[int, ...], under_way: Future[None] | None = None) -> Future[None]:
         """A future that fails, now or later, when one of `peers` is lost or `fail` is called.
 
-        With a future that is `under_way` that one is returned; a peer that has left does not fail it.
+        If `under_way` is given, it is returned instead of a new future, and a peer that has left does not fail it.
         """
         future: Future[None] = Future() if under_way is None else under_way
         with self._changed:
@@ -79,7 +79,7 @@ class Liveness:
                 raise PeerLostError(peer, "this learner has closed")
 
     def reason(self, peer: int, timeout_s: float) -> str | None:
-        """Why `peer` is gone; waits, since the failure detector may find out in a moment. None if it does not."""
+        """Why `peer` is gone. Waits, since the failure detector may report it in a moment; None if it does not."""
         with self._changed:
             self._changed.wait_for(lambda: peer in self._lost or self._closed, timeout_s)
             return self._lost.get(peer)

@@ -12,9 +12,9 @@ from torch import Tensor
 from roundelay.errors import HandshakeError, RefusedError, StrategyError
 from roundelay.transport.base import Handler, Transport, Undo
 from roundelay.transport.framing import Connection, Header, Kind
-from roundelay.transport.swaps import SwapBoard
+from roundelay.transport.swaps import Swaps
 
-STALL_S = 1.0  # how long a call waits for the request buffer: its user may be frozen in the middle of a request
+STALL_S = 1.0  # how long a call waits for the request buffer, whose user may be frozen in the middle of a request
 HEADER = "header"
 
 
@@ -35,23 +35,23 @@ class Receiver:
     """Serves the requests of peers.
 
     Args:
-        owner: whose traffic, refusals and layout count.
+        owner: its traffic and refusals are counted, and its layout is checked.
         swaps: which swaps we take part in.
         share_memory: whether peers of this machine may have us read and write their memory.
     """
 
-    def __init__(self, owner: Transport, swaps: SwapBoard, *, share_memory: bool) -> None:
+    def __init__(self, owner: Transport, swaps: Swaps, *, share_memory: bool) -> None:
         self._owner, self._swaps, self._share_memory = owner, swaps, share_memory
         self._handler: Handler | None = None
         self._undo: Undo | None = None
-        self._ready = threading.Event()  # to answer calls, or to refuse them
+        self._ready = threading.Event()  # set once calls are answered or refused
         self._calls_changed = threading.Condition()
         self._calls = 0
         self._one_handler = threading.Lock()
         self._request_buffer = _RequestBuffer()
         self._replacing = threading.Lock()
         self._state: Callable[[], Tensor] | None = None
-        self._offering = threading.Event()  # state, or the end
+        self._offering = threading.Event()  # set once there is a state, or at the end
 
     def set_handler(self, handler: Handler | None, undo: Undo | None = None) -> None:
         """Answer calls with `handler`; None refuses them from now on, and waits for the calls under way."""

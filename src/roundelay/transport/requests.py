@@ -27,7 +27,7 @@ class Requests:
     """Sends requests and reads their answers, over TCP or through shared memory.
 
     Args:
-        owner: whose traffic, refusals and layout count.
+        owner: its traffic and refusals are counted, and its layout is sent.
         connections: to the peers.
         memory: our shared memory; None: not shared.
         host: id of this machine.
@@ -86,7 +86,7 @@ class Requests:
                 try:
                     self._answer(connection, Kind.RECEIVED)
                     return
-                except RefusedError:  # it was altered on the way, and the peer waits for it
+                except RefusedError:  # it was altered on the way, and the peer still waits for it
                     if not attempts_left:
                         raise
 

@@ -20,16 +20,16 @@ CERTIFICATE, KEY = "cert.pem", "key.pem"
 LEAST_SECRET_BYTES = 16
 
 _VALID_DAYS = "3650"
-# X509_V_FLAG_NO_CHECK_TIME, which Python has no name for. Both ends have the very same certificate, so dates mean nothing,
-# and machines whose clocks differ by a second could not talk when it is new.
+# X509_V_FLAG_NO_CHECK_TIME, which Python has no name for. Both ends have the same certificate, so its dates mean nothing, and
+# with the check, machines whose clocks differ could not connect while the certificate is new.
 _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 
 
 class _Socket(ssl.SSLSocket):
-    """Another thread may shut it down while one is blocked on it: then nothing more is read or sent, least of all in clear."""
+    """A TLS socket that one thread may shut down while another is blocked on it. Afterwards it neither reads nor sends."""
 
     def shutdown(self, how: int) -> None:
-        socket.socket.shutdown(self, how)  # that of SSLSocket goes on without encryption
+        socket.socket.shutdown(self, how)  # SSLSocket.shutdown would go on without encryption
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Certificate:
 
     @classmethod
     def load(cls, folder: Path) -> Certificate:
-        """Raises ConfigError for files that are not there, or no certificate with its key."""
+        """Raises ConfigError if the files are missing, or are not a certificate with its key."""
         path, key = folder / CERTIFICATE, folder / KEY
         try:
             der = ssl.PEM_cert_to_DER_cert(path.read_text())
@@ -76,7 +76,7 @@ def _context(protocol: int, path: Path, key: Path) -> ssl.SSLContext:
 def make_certificate(folder: Path) -> None:
     """Make a certificate and its key in `folder`, for its owner only, unless it has them.
 
-    Raises ConfigError without the openssl command.
+    Raises ConfigError if there is no openssl command, or if it fails.
     """
     if (folder / CERTIFICATE).exists() and (folder / KEY).exists():
         return
@@ -105,7 +105,7 @@ class Security:
     """What every connection of a run must prove to know.
 
     Attributes:
-        secret: of this run, or of several that do not trust anybody else; see `run`.
+        secret: of this run; runs that trust each other may share one, see `run`.
         run: the run's name, for runs that share a secret: their learners refuse each other.
         tls: with a certificate everything is encrypted.
     """
@@ -115,9 +115,9 @@ class Security:
     tls: Certificate | None = None
 
     def with_tls(self, folder: Path) -> Security:
-        """With the certificate in `folder`, which is made if there is none.
+        """The same, with the certificate in `folder`, which is made if there is none.
 
-        Raises ConfigError if that cannot be done.
+        Raises ConfigError if it cannot be made or read.
         """
         make_certificate(folder)
         return replace(self, tls=Certificate.load(folder))
@@ -146,15 +146,15 @@ class Security:
             raise HandshakeError("the other end does not have this run's certificate")
 
     def environment(self) -> dict[str, str]:
-        """Variables that tell a process of this run; other users of the machine cannot read them."""
+        """Environment variables for a process of this run; other users of the machine cannot read them."""
         tls = {} if self.tls is None else {TLS: str(self.tls.folder)}
         return {SECRET: self.secret.hex(), RUN: self.run} | tls
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Security | None:
-        """What `environment` has told, or a user; None if there is no secret.
+        """The inverse of `environment`; None if there is no secret.
 
-        Raises ConfigError for a secret that is none, or TLS without its files.
+        Raises ConfigError if the secret is too short or not hexadecimal, or if the files of TLS are missing.
         """
         if SECRET not in environment:
             return None

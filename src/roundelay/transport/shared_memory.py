@@ -21,9 +21,8 @@ class SharedMemory:
     def __init__(self) -> None:
         # Address -> (file descriptor, buffer). Keeping the buffer keeps its address from being used by another tensor.
         self._mine: dict[int, tuple[int, Tensor]] = {}
-        self._reserved: list[
-            int
-        ] = []  # file descriptors of freed buffers: open, so that their numbers are not used again
+        # File descriptors of freed buffers. They stay open, so that their numbers are not used again.
+        self._reserved: list[int] = []
 
     def allocate(self, nbytes: int) -> Tensor:
         """A buffer that a peer on this machine can map."""
@@ -81,7 +80,7 @@ class PeerMemory:
         try:
             whole = torch.frombuffer(mmap.mmap(handle, 0), dtype=torch.uint8)
         except ValueError:
-            raise HandshakeError("the other end says that its weights are in a file which is empty") from None
+            raise HandshakeError("the other end announced shared memory that is empty") from None
         finally:
             os.close(handle)
         if whole.nbytes < nbytes:

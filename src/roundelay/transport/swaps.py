@@ -19,7 +19,7 @@ class _Posted:
         self.unsent = {*incoming}
 
 
-class SwapBoard:
+class Swaps:
     """Matches what peers push with our rounds. A thread that receives a push waits here until we post its round.
 
     Args:
@@ -95,16 +95,16 @@ class SwapBoard:
             self._final = final
             self._active = others
             self._changed.notify_all()
-        self._check()
+        self._complete_finish()
         return self._all_finished
 
     def peer_finished(self, peer: int) -> None:
         """`peer` starts no more swaps."""
         with self._changed:
             self._finished.add(peer)
-        self._check()
+        self._complete_finish()
 
-    def _check(self) -> None:
+    def _complete_finish(self) -> None:
         with self._changed:
             finished = self._final is not None and self._active <= self._finished
         if finished:

@@ -26,7 +26,7 @@ from roundelay.transport.liveness import Liveness, settle
 from roundelay.transport.receiver import Receiver
 from roundelay.transport.requests import Requests
 from roundelay.transport.security import Security
-from roundelay.transport.swaps import SwapBoard
+from roundelay.transport.swaps import Swaps
 
 ARRIVAL_S = 20.0  # learners connect right after they have found each other, so this is long
 
@@ -61,7 +61,7 @@ class TcpTransport(Transport):
         self._collectives = collectives
         self._closed = False
         self._liveness = Liveness()
-        self._swaps = SwapBoard(self._send_final)
+        self._swaps = Swaps(self._send_final)
         self._receiver = Receiver(self, self._swaps, share_memory=self._memory is not None)
         self._connections = Connections(rank, host, security, self._liveness, self.lose)
         self._requests = Requests(self, self._connections, self._memory, host)
@@ -76,7 +76,7 @@ class TcpTransport(Transport):
     def connect(self, addresses: Mapping[int, Address]) -> None:
         """Connect to peers that begin together with us: we connect to those of higher rank, the others to us.
 
-        Raises PeerLostError if one is not there or never connects: its death could not be noticed.
+        Raises PeerLostError if a peer does not answer or never connects.
         """
         self._connections.set_addresses(addresses)
         for peer in addresses:

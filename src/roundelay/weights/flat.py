@@ -125,8 +125,7 @@ def all_finite(parts: Iterable[Tensor]) -> bool:
     """
     for part in parts:
         total = part.sum(dtype=torch.float32 if part.dtype.itemsize < 4 else None)
-        if (
-            not math.isfinite(float(total)) and not torch.isfinite(part).all()
-        ):  # finite numbers may have an infinite sum
+        # Finite numbers may have an infinite sum.
+        if not math.isfinite(float(total)) and not torch.isfinite(part).all():
             return False
     return True

@@ -52,11 +52,13 @@ def measured(monkeypatch):
         ("bench throughput --slow 0:10", "unrecognized arguments: --slow 0:10"),
         ("bench stragglers --slow 10", "needs LEARNER:FACTOR"),
         ("bench stragglers --slow 0:0.5", "a factor of at least 1"),
-        ("bench stragglers --slow 4:10", "names learner 4, but there are 4, numbered from 0"),
+        ("bench stragglers --slow 4:10", "names learner 4, but the learners are 0 to 3"),
         ("bench throughput --learners 1", "needs at least 2 learners, got 1"),
         ("bench throughput --parameters 1Q", "such as 1M,10M, got '1Q'"),
         ("bench throughput --parameters 10", "at least 1000"),
         ("bench throughput --seconds now", "got 'now'"),
+        ("bench throughput --seconds 0", "--seconds: must be more than 0, got '0'"),
+        ("bench overhead --seconds 0", "--seconds: must be more than 0, got '0'"),
     ],
 )
 def test_mistakes_are_one_line(words, message, capsys, measured):

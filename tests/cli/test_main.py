@@ -41,6 +41,16 @@ def test_abbreviated_options_are_refused(mistake):
     assert "unrecognized arguments: --learn 8" in mistake("topology", "ring", "--learn", "8")
 
 
+@pytest.mark.parametrize("words", ["topology ring --no", "bench throughput --no", "speech corpus an4 --no"])
+def test_an_unknown_option_is_refused_with_the_help_of_its_command(mistake, words):
+    command = words.removesuffix(" ring --no").removesuffix(" an4 --no").removesuffix(" --no")
+    assert mistake(*words.split()).endswith(f"unrecognized arguments: --no; see `roundelay {command} --help`")
+
+
+def test_an_option_before_the_command_is_refused(mistake):
+    assert "the command comes before its options, got '--learners' first" in mistake("--learners", "8", "topology")
+
+
 def test_drawing_without_matplotlib_says_what_to_install(mistake, monkeypatch, tmp_path):
     real_import = builtins.__import__
 

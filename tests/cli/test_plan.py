@@ -82,11 +82,11 @@ def test_the_papers_hours_stand_beside_the_models_and_say_what_was_fitted(capsys
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("", "plan needs --learners, --model-bytes, --step-time; or --papers alone"),
-        ("--learners 4", "plan needs --model-bytes, --step-time; or --papers alone"),
+        ("", "plan needs --learners, --model-bytes, --step-time, or --papers alone"),
+        ("--learners 4", "plan needs --model-bytes, --step-time, or --papers alone"),
         (
             "--papers --learners 4 --plot a.svg",
-            "--papers is about the papers' own cluster; leave --learners, --plot out",
+            "--papers is about the papers' own cluster; leave out --learners, --plot",
         ),
         ("--learners 4 --model-bytes big --step-time 1", "--model-bytes: needs a size such as 165MB, got 'big'"),
         ("--learners 4 --model-bytes 1e999 --step-time 1", "too large"),
@@ -94,7 +94,10 @@ def test_the_papers_hours_stand_beside_the_models_and_say_what_was_fitted(capsys
         ("--learners 4 --model-bytes 1M --step-time 0s", "--step-time: must be more than 0, got '0s'"),
         ("--learners 4 --model-bytes 1M --step-time 3h", "--step-time: needs a time such as 300ms, got '3h'"),
         ("--learners 4 --model-bytes 1M --step-time 1 --bandwidth fast", "a bandwidth such as 100Gb/s"),
-        ("--learners 4 --model-bytes 1M --step-time 1 --slowest-factor 0.5", "slowest_factor is at least 1"),
+        (
+            "--learners 4 --model-bytes 1M --step-time 1 --slowest-factor 0.5",
+            "--slowest-factor: needs a number of at least 1, got '0.5'",
+        ),
         ("--learners 4 --model-bytes 1M --step-time 1 --step-spread -1", "needs a number of at least 0, got '-1'"),
         ("--learners 4 --model-bytes 1M --step-time 1 --group-size 3", "group_size must divide the 4 learners"),
         ("--learners 2000 --model-bytes 1M --step-time 1", "at most 1024 learners"),

@@ -43,7 +43,7 @@ def test_without_out_the_page_is_report_html(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["a", "--out", "report.pdf"], "needs a file name that ends in .html, got 'report.pdf'"),
+        (["a", "--out", "report.pdf"], "needs a file name that ends in .html, .htm, got 'report.pdf'"),
         (["a", "--out", "no/report.html"], "there is no folder 'no'; make it first"),
     ],
 )

@@ -69,6 +69,7 @@ def test_options_reach_the_synthesiser(folder, capsys, monkeypatch):
         ("synth --data x", "--data goes with `speech corpus an4|fsdd|switchboard`"),
         ("manifest x --allow-pipes", "--allow-pipes goes with `speech corpus kaldi`"),
         ("synth --hours much", "got 'much'"),
+        ("synth --hours 0", "--hours: must be more than 0, got '0'"),
     ],
 )
 def test_mistakes_are_refused(mistake, words, told):

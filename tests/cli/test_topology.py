@@ -133,15 +133,15 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("name", "content", "complaint"),
         [
-            ("w.csv", "", "is no .csv file that can be read: "),
-            ("w.csv", "a,b\nc,d\n", "is no .csv file that can be read: could not convert string 'a'"),
-            ("w.csv", "0.5,0.5\n0.5\n", "is no .csv file that can be read: "),
+            ("w.csv", "", "as .csv: "),
+            ("w.csv", "a,b\nc,d\n", "as .csv: could not convert string 'a'"),
+            ("w.csv", "0.5,0.5\n0.5\n", "as .csv: "),
             ("w.csv", "0.5,0.5\n0.5,0.4\n", "row 1 sums to 0.9 instead of 1"),
             ("w.csv", "0.5,0.5\n", "is square, got shape (1, 2)"),
-            ("w.npy", "nonsense", "is no .npy file that can be read: "),
+            ("w.npy", "nonsense", "as .npy: "),
             ("g.edgelist", "0 1\n2 3\n", "falls into 2 parts"),
             ("g.edgelist", "", "got an empty graph"),
-            ("g.graphml", "<not xml", "is no .graphml file that can be read: "),
+            ("g.graphml", "<not xml", "as .graphml: "),
         ],
     )
     def test_a_bad_file_is_named_with_what_is_wrong(self, mistake, tmp_path, name, content, complaint):
@@ -155,7 +155,7 @@ class TestFiles:
 
     def test_a_file_knows_its_own_number_of_learners(self, mistake, tmp_path):
         np.save(tmp_path / "w.npy", ring(8).matrix())
-        assert "w.npy(8) is for 8 learners, but 9 are here" in mistake(
+        assert "w.npy(8) is for 8 learners, but there are 9" in mistake(
             "topology", str(tmp_path / "w.npy"), "--learners", "9"
         )
 

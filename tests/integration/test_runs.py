@@ -178,7 +178,7 @@ def test_a_graph_file_and_a_strategy_class_of_the_users_own_are_as_good_as_names
     assert ended.returncode == 0, ended.stderr
     ended = train(Path("other"), "--topology", "square.edgelist", "--learners", "3")
     assert ended.returncode == 2
-    assert "is for 4 learners, but 3 are here" in ended.stderr
+    assert "is for 4 learners, but there are 3" in ended.stderr
 
 
 @pytest.mark.parametrize("recipe", sorted(recipes.built_in()))

@@ -226,7 +226,7 @@ class TestModels:
         ({"bandwidth_Bps": float("nan")}, "bandwidth_Bps must be more than 0, got nan"),
         ({"group_bandwidth_Bps": 0}, "group_bandwidth_Bps must be more than 0"),
         ({"step_spread": -0.1}, "at least 0, got -0.1"),
-        ({"slowest_factor": 0.5}, "slowest_factor is at least 1"),
+        ({"slowest_factor": 0.5}, "slowest_factor must be at least 1"),
         ({"group_size": 5}, "group_size must divide the 8 learners, got 5"),
         ({"learners": 1025}, "at most 1024 learners, got 1025"),
     ],

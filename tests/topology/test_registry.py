@@ -43,7 +43,7 @@ def test_a_family_takes_a_name_a_function_a_file_or_a_path_of_a_function(tmp_pat
 
 def test_one_mixing_is_a_family_of_one_size():
     assert family(ring(5))(5).size == 5
-    with pytest.raises(TopologyError, match=r"ring\(5\) is for 5 learners, but 4 are here; use .* random-ring"):
+    with pytest.raises(TopologyError, match=r"ring\(5\) is for 5 learners, but there are 4; use .* random-ring"):
         family(ring(5))(4)
 
 

@@ -26,7 +26,7 @@ class Case:
 
     Attributes:
         strategy: "none" (no communication), "ddp" (torch's), or the name of a strategy.
-        topology: for strategies that take one.
+        topology: its name; None for strategies that take none.
         transport: "shared-memory" or "sockets" for exchanges, "gloo" for collectives.
         wire: dtype of weights on sockets; None sends them as they are.
         parameters: number of weights of the model.

@@ -1,6 +1,6 @@
 """Steps per second of every strategy, beside no communication and DDP, all measured in one run.
 
-These machines are shared and noisy. So repetitions are interleaved (every case once, then every case again), ratios are taken
+Speeds of a shared machine vary. So repetitions are interleaved (every case once, then every case again), ratios are taken
 within a repetition, and their medians are reported.
 """
 

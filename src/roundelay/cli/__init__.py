@@ -21,7 +21,7 @@ COMMANDS = {
     "reproduce": "test the papers' claims, each with a verdict",
     "bench": "measure the speed of every strategy on this machine, beside DDP and beside no communication",
     "chaos": "train while learners are killed, frozen and added, beside the same run undisturbed",
-    "rendezvous": "serve the meeting point of learners on several machines",
+    "rendezvous": "run the server that learners on several machines connect to",
     "speech": "prepare a speech corpus, transcribe audio, align phones and words",
 }
 RENAMED = {
@@ -38,6 +38,13 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - argparse's own settings, passed on
         super().__init__(**({"allow_abbrev": False} | settings))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401 - as in argparse
+        """Refuse unknown options in the parser of the sub-command, so that the error names its help."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError; argparse would print its whole usage text and exit."""
@@ -95,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     chosen = next((word for word in words if not word.startswith("-")), None)
+    if chosen is not None and chosen != words[0]:
+        raise UsageError(f"the command comes before its options, got '{words[0]}' first; see `roundelay --help`")
     if chosen in RENAMED:
         raise UsageError(f"`roundelay {chosen}` is now `roundelay {RENAMED[chosen]}`")
     if chosen is not None and chosen not in COMMANDS:

@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,13 +33,13 @@ def positive_int(text: str) -> int:
     return number
 
 
-def output_path(text: str) -> Path:
-    """The path of a picture to write. Its folder must exist."""
+def output_path(text: str, endings: Sequence[str] = PICTURES) -> Path:
+    """The path of a file to write, by default of a picture. Its folder must exist."""
     path = Path(text)
-    if path.suffix not in PICTURES:
-        raise argparse.ArgumentTypeError(f"needs a file name that ends in {', '.join(PICTURES)}, got '{text}'")
+    if path.suffix not in endings:
+        raise argparse.ArgumentTypeError(f"needs a file name that ends in {', '.join(endings)}, got '{text}'")
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"cannot write '{text}': there is no folder '{path.parent}'")
+        raise argparse.ArgumentTypeError(f"cannot write '{text}': there is no folder '{path.parent}'; make it first")
     return path
 
 
@@ -65,7 +65,7 @@ def bandwidth(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """Seconds: 0.3, 300ms, 5us.
+    """Seconds from a number with an optional unit: 0.3, 300ms, 5us.
 
     >>> duration("300ms"), duration("2")
     (0.3, 2.0)
@@ -76,6 +76,27 @@ def duration(text: str) -> float:
 def number(text: str) -> float:
     """A number of at least 0."""
     return _scaled(text, "()", {"": 1.0}, "a number of at least 0")
+
+
+def slowdown(text: str) -> float:
+    """A number of at least 1: how many times slower a learner is."""
+    wanted = "a number of at least 1"
+    value = _scaled(text, "()", {"": 1.0}, wanted)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"needs {wanted}, got '{text}'")
+    return value
+
+
+def more_than_0(parse: Callable[[str], float]) -> Callable[[str], float]:
+    """`parse`, but 0 is refused too."""
+
+    def parsed(text: str) -> float:
+        value = parse(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"must be more than 0, got '{text}'")
+        return value
+
+    return parsed
 
 
 def _scaled(text: str, unit: str, scale: dict[str, float], wanted: str) -> float:
@@ -103,7 +124,7 @@ _CONFIGURATION_OPTIONS = {
     ),
     "group-size": ("group_size", "M", "learners per super-learner; 0: the learners of one machine"),
     "epochs": ("budget.epochs", "E", "passes over the data, counted over all learners"),
-    "seed": ("seed", "SEED", "of weights, shuffling, augmentation and random topologies"),
+    "seed": ("seed", "SEED", "seed of weights, shuffling, augmentation and random topologies"),
     "slow": (
         "slow",
         "LEARNER:FACTOR",

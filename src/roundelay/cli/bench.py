@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from roundelay.cli.arguments import duration, output_path, positive_int
+from roundelay.cli.arguments import duration, more_than_0, output_path, positive_int
 from roundelay.cli.tables import new_table, show
 from roundelay.errors import UsageError
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         name: sub.add_parser(name, help=text, description=text.capitalize() + ".") for name, text in SUMMARIES.items()
     }
     for each in parsers.values():
-        each.add_argument("--learners", type=positive_int, default=4, metavar="N", help="processes (default 4)")
+        each.add_argument("--learners", type=positive_int, default=4, metavar="N", help="learner processes (default 4)")
     for name in ("throughput", "stragglers"):
         _add_throughput_arguments(parsers[name])
     parsers["throughput"].set_defaults(slow=(0, 1.0))
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slow", type=_slow, default=(0, 10.0), metavar="LEARNER:FACTOR", help="the slow learner (default 0:10)"
     )
     parsers["overhead"].add_argument(
-        "--seconds", type=duration, default=60.0, metavar="TIME", help="length of the run (default 60s)"
+        "--seconds", type=more_than_0(duration), default=60.0, metavar="TIME", help="length of the run (default 60s)"
     )
     parsers["overhead"].set_defaults(call=run_overhead)
     for each in parsers.values():
@@ -55,15 +55,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_throughput_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--parameters", type=_counts, default=PARAMETERS, metavar="COUNTS", help="sizes of the model (default 1M,10M)")
+    add(
+        "--parameters",
+        type=_counts,
+        default=PARAMETERS,
+        metavar="COUNTS",
+        help="weights of the model; one benchmark each (default 1M,10M)",
+    )
     add(
         "--compute",
         choices=("emulated", "lstm"),
         default="emulated",
         help="emulated: sleep, as the CPU does while an accelerator computes (default); lstm: train an LSTM on the CPU",
     )
-    add("--seconds", type=duration, default=4.0, metavar="TIME", help="per case and repetition (default 4s)")
-    add("--repetitions", type=positive_int, default=5, metavar="R", help="interleaved (default 5)")
+    add(
+        "--seconds",
+        type=more_than_0(duration),
+        default=4.0,
+        metavar="TIME",
+        help="time to measure, per case and repetition (default 4s)",
+    )
+    add("--repetitions", type=positive_int, default=5, metavar="R", help="how often to measure each case (default 5)")
     add("--plot", type=output_path, metavar="FILE", help="draw a bar chart (.svg, .png, .pdf)")
 
 
@@ -75,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
     if args.learners < 2:
         raise UsageError(f"a benchmark of communication needs at least 2 learners, got {args.learners}")
     if learner >= args.learners:
-        raise UsageError(f"--slow names learner {learner}, but there are {args.learners}, numbered from 0")
+        raise UsageError(f"--slow names learner {learner}, but the learners are 0 to {args.learners - 1}")
     cases = throughput.cases_for(args.parameters, slow=factor, slow_learner=learner, compute=args.compute)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:

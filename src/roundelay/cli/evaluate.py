@@ -20,7 +20,7 @@ HEADINGS = {
     "sentence_error": "with errors",
     "real_time_factor": "× real time",
 }
-EXAMPLES = 3  # transcripts shown: so many correct ones, and so many with errors
+EXAMPLES = 3  # number of correct transcripts shown, and of transcripts with errors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", type=Path, help="the directory of a finished run")
     add("--split", metavar="SPLIT", default="test", help="valid or test (default: test)")
-    add("--corpus", metavar="DIR", type=Path, help="speech: a folder with manifest.tsv that the run never saw")
+    add(
+        "--corpus",
+        metavar="DIR",
+        type=Path,
+        help="speech: evaluate on this folder with manifest.tsv, not on the run's own corpus",
+    )
     add("--json", action="store_true", help="print JSON")
 
 
@@ -37,9 +42,7 @@ def run(args: argparse.Namespace) -> None:
     from roundelay.training.run_result import RunResult
 
     result = RunResult.read(args.run)
-    with Console(stderr=True).status(
-        f"evaluating {args.run} on {args.split}"
-    ):  # shows nothing if stderr is not a terminal
+    with Console(stderr=True).status(f"evaluating {args.run} on {args.split}"):
         figures = result.task_class.evaluate_run(args.run, args.split, args.corpus)
     if args.json:
         print(json.dumps(figures, indent=2))

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from roundelay.cli.arguments import bandwidth, byte_count, duration, number, output_path, positive_int
+from roundelay.cli.arguments import (
+    bandwidth,
+    byte_count,
+    duration,
+    more_than_0,
+    number,
+    output_path,
+    positive_int,
+    slowdown,
+)
 from roundelay.cli.tables import new_table, say, show, text
 from roundelay.errors import UsageError
 
@@ -19,27 +27,29 @@ NEEDED = ("learners", "model_bytes", "step_time")
 MOST_COLUMNS = 6
 
 
-def _more_than_0(parse: Callable[[str], float]) -> Callable[[str], float]:
-    def parsed(word: str) -> float:
-        value = parse(word)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"must be more than 0, got '{word}'")
-        return value
-
-    return parsed
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options. Most of them are fields of `Cluster`."""
     add = parser.add_argument
-    size, time, speed = _more_than_0(byte_count), _more_than_0(duration), _more_than_0(bandwidth)
+    size, time, speed = more_than_0(byte_count), more_than_0(duration), more_than_0(bandwidth)
     add("--learners", type=positive_int, metavar="N", help="number of learners")
-    add("--model-bytes", type=size, metavar="SIZE", help="bytes of one model: 165MB")
-    add("--step-time", type=time, metavar="TIME", help="mean compute time of a step: 300ms")
-    add("--step-spread", type=number, default=0.1, metavar="R", help="standard deviation of it / mean (default 0.1)")
-    add("--slowest-factor", type=number, default=1.0, metavar="F", help="how many times slower the slowest learner is")
-    add("--bandwidth", type=speed, default=1.25e9, metavar="B", help="of a machine's link (default 10Gb/s)")
-    add("--latency", type=duration, default=50e-6, metavar="TIME", help="of a message (default 50us)")
+    add("--model-bytes", type=size, metavar="SIZE", help="size of one model, such as 165MB")
+    add("--step-time", type=time, metavar="TIME", help="mean compute time of a step, such as 300ms")
+    add(
+        "--step-spread",
+        type=number,
+        default=0.1,
+        metavar="R",
+        help="standard deviation / mean of that time (default 0.1)",
+    )
+    add(
+        "--slowest-factor",
+        type=slowdown,
+        default=1.0,
+        metavar="F",
+        help="how many times slower learner 0 is (default 1)",
+    )
+    add("--bandwidth", type=speed, default=1.25e9, metavar="B", help="bandwidth of a machine's link (default 10Gb/s)")
+    add("--latency", type=duration, default=50e-6, metavar="TIME", help="latency of a message (default 50us)")
     add(
         "--group-size",
         type=positive_int,
@@ -47,14 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="M",
         help="learners per machine, which share its link (default 1)",
     )
-    add("--group-bandwidth", type=speed, metavar="B", help="between learners of a machine (default: as --bandwidth)")
+    add("--group-bandwidth", type=speed, metavar="B", help="bandwidth inside a machine (default: as --bandwidth)")
     add(
         "--epoch-steps",
         type=positive_int,
         metavar="K",
-        help="steps of an epoch with one learner: predict times per epoch",
+        help="steps of an epoch with one learner; adds times per epoch",
     )
-    add("--papers", action="store_true", help="instead: the papers' published hours beside the model's")
+    add("--papers", action="store_true", help="only show the papers' published hours beside the predicted ones")
     add("--plot", type=output_path, metavar="FILE", help="plot speed-up and efficiency (.svg, .png, .pdf)")
     add("--json", action="store_true", help="print JSON: every candidate, best first, and every point of the scaling")
 
@@ -66,11 +76,11 @@ def _check(args: argparse.Namespace) -> None:
     ]
     if args.papers:
         if given:
-            raise UsageError(f"--papers is about the papers' own cluster; leave {', '.join(given)} out")
+            raise UsageError(f"--papers is about the papers' own cluster; leave out {', '.join(given)}")
         return
     missing = [f"--{name.replace('_', '-')}" for name in NEEDED if getattr(args, name) is None]
     if missing:
-        raise UsageError(f"plan needs {', '.join(missing)}; or --papers alone")
+        raise UsageError(f"plan needs {', '.join(missing)}, or --papers alone; see `roundelay plan --help`")
 
 
 def run(args: argparse.Namespace) -> None:

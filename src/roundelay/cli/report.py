@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from roundelay.cli.arguments import output_path
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -12,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("runs", nargs="+", type=Path, metavar="RUN", help="the directory of a run; several runs are compared")
     add(
         "--out",
-        type=_page,
+        type=lambda text: output_path(text, (".html", ".htm")),
         default=Path("report.html"),
         metavar="FILE",
         help="the HTML file to write (default report.html)",
@@ -25,12 +27,3 @@ def run(args: argparse.Namespace) -> None:
 
     write_report(args.runs, args.out)
     print(f"report: {args.out}")
-
-
-def _page(text: str) -> Path:
-    path = Path(text)
-    if path.suffix not in (".html", ".htm"):
-        raise argparse.ArgumentTypeError(f"needs a file name that ends in .html, got '{text}'")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"cannot write '{text}': there is no folder '{path.parent}'; make it first")
-    return path

@@ -52,11 +52,15 @@ class Cluster:
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be more than 0, got {value}")
         if self.step_spread < 0 or self.latency_s < 0:
-            raise ConfigError(f"step_spread and latency_s are at least 0, got {self.step_spread}, {self.latency_s}")
+            raise ConfigError(f"step_spread and latency_s must be at least 0, got {self.step_spread}, {self.latency_s}")
         if self.slowest_factor < 1:
-            raise ConfigError(f"slowest_factor is at least 1 (how many times slower), got {self.slowest_factor}")
+            raise ConfigError(
+                f"slowest_factor must be at least 1 (1: as fast as the others), got {self.slowest_factor}"
+            )
         if self.learners > DENSE_LIMIT:
-            raise ConfigError(f"a plan is for at most {DENSE_LIMIT} learners, got {self.learners}")
+            raise ConfigError(
+                f"a plan is for at most {DENSE_LIMIT} learners, got {self.learners}; plan a smaller cluster"
+            )
         if self.learners % self.group_size:
             raise ConfigError(f"group_size must divide the {self.learners} learners, got {self.group_size}")
 
@@ -79,7 +83,7 @@ class Cluster:
     def compute_times(self, seed: int = 0) -> Array:
         """Sampled compute times (ROUNDS, learners) in seconds. Each learner has exactly its mean; learner 0 is the slow one.
 
-        A learner that is alone is not slow.
+        A single learner is never slow.
         """
         sigma2 = np.log1p(self.step_spread**2)
         drawn = np.random.default_rng(seed).lognormal(0, np.sqrt(sigma2), (ROUNDS, self.learners))

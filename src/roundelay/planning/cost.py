@@ -162,9 +162,9 @@ def _part_between_groups(mixing: Mixing, group_size: int) -> Array:
     n = mixing.size
     if isinstance(mixing, RelabelledMixing):
         return np.full(n, (n - group_size) / (n - 1))
-    leaving, all_of_them = np.zeros(n), np.zeros(n)
+    leaving, neighbours = np.zeros(n), np.zeros(n)
     for round in mixing.typical_rounds():
         ranks, peers, _ = mixing.entries(round)
-        all_of_them += np.bincount(ranks[ranks != peers], minlength=n)
+        neighbours += np.bincount(ranks[ranks != peers], minlength=n)
         leaving += np.bincount(ranks[ranks // group_size != peers // group_size], minlength=n)
-    return leaving / np.maximum(all_of_them, 1)
+    return leaving / np.maximum(neighbours, 1)

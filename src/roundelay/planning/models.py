@@ -26,7 +26,7 @@ class Model:
         variance: (mixing, exchanges per step) -> stationary variance of the replicas in units of (alpha sigma)^2; None if
             it has no bound.
         synchronous: learners wait for each other.
-        has_topology: it averages along a topology; without one it averages all learners, and its mixing is `complete`.
+        has_topology: it averages along a topology. A strategy without one averages all learners, so its mixing is `complete`.
         takes_groups: it can run between super-learners.
     """
 

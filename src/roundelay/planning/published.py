@@ -24,7 +24,7 @@ SETTING = (
 
 @dataclass(frozen=True)
 class Published:
-    """Hours that a paper has published, with the number of GPUs and the global batch. A `fitted` row fits the model."""
+    """Hours that a paper has published, with the number of GPUs and the global batch; whether the model is fitted to them."""
 
     system: str
     learners: int

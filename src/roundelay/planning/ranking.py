@@ -90,17 +90,21 @@ def _drifts(variance: float | None) -> bool:
 
 
 def _candidates(cluster: Cluster, group_size: int) -> Iterator[Candidate]:
-    places = cluster.learners // group_size
+    mixing_size = cluster.learners // group_size
     compute_s = cluster.compute_times().mean(axis=0)
     for strategy, model in MODELS.items():
         if group_size > 1 and not model.takes_groups:
             continue
-        for mixing in every(places)[0] if model.has_topology else [complete(places)]:
+        for mixing in every(mixing_size)[0] if model.has_topology else [complete(mixing_size)]:
             cost = step_cost(model, mixing, cluster, group_size)
             variance = model.variance(mixing, cost.exchanges_per_step)
             if variance is not None:
                 variance /= group_size  # the mean gradient of g learners has 1/g of the noise variance of one gradient
-            reason = _waiting(cost, compute_s) if model.synchronous else _exchanging(cost, compute_s, group_size)
+            reason = (
+                _synchronous_reason(cost, compute_s)
+                if model.synchronous
+                else _asynchronous_reason(cost, compute_s, group_size)
+            )
             yield Candidate(
                 strategy,
                 mixing.name if model.has_topology else None,
@@ -114,7 +118,7 @@ def _candidates(cluster: Cluster, group_size: int) -> Iterator[Candidate]:
             )
 
 
-def _waiting(cost: StepCost, compute_s: Array) -> str:
+def _synchronous_reason(cost: StepCost, compute_s: Array) -> str:
     """Why a synchronous strategy is as fast as it is."""
     usual_s, slowest_s = float(np.median(compute_s)), float(compute_s.max())
     if cost.step_s < 1.05 * usual_s:
@@ -124,7 +128,7 @@ def _waiting(cost: StepCost, compute_s: Array) -> str:
     return f"{(cost.step_s - usual_s) * 1e3:.3g} ms of a step are communication, or waiting for random slow steps"
 
 
-def _exchanging(cost: StepCost, compute_s: Array, group_size: int) -> str:
+def _asynchronous_reason(cost: StepCost, compute_s: Array, group_size: int) -> str:
     """Why an asynchronous strategy is as fast as it is."""
     exchanges, usual_s = cost.exchanges_per_step, float(np.median(compute_s))
     if not exchanges:

@@ -78,8 +78,8 @@ def _part(cluster: Cluster, learners: int) -> Cluster:
 
 def _point(candidate: Candidate, cluster: Cluster, epoch_steps: int | None) -> ScalingPoint:
     group_size = min(candidate.group_size, cluster.group_size)
-    places = cluster.learners // group_size
-    mixing = complete(places) if candidate.topology is None else named(candidate.topology, places)
+    mixing_size = cluster.learners // group_size
+    mixing = complete(mixing_size) if candidate.topology is None else named(candidate.topology, mixing_size)
     cost = step_cost(MODELS[candidate.strategy], mixing, cluster, group_size)
     speedup = cost.steps_per_s * cluster.step_s
     return ScalingPoint(

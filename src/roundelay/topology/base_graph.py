@@ -109,24 +109,26 @@ class _SimpleBase:
             index, peers, weights = _cube(position, self._factors(part), phase)
             return index, part.start + peers, weights
         step = phase - self._inside
-        if step < turn:  # 2. it is behind V_step and averages with its cubes
+        if step < turn:  # 2. the part is behind V_step: its learners average with the cubes of V_step
             front = self.parts[step]
             weight = _crossing_weight(front)
             partners = [front.start + cube * front.side + ranks - front.end for cube in range(front.cubes)]
             return joined(_each(ranks, 1 - weight * front.cubes), *(_each(peers, weight) for peers in partners))
         corner = position % part.side
-        if step == turn:  # 2. its own turn: the first `behind` learners of every cube have a partner
+        if step == turn:  # 2. the part's own turn: the first `behind` learners of every cube have a partner
             weight = _crossing_weight(part)
             paired = np.flatnonzero(corner < part.behind)
             _, peers, weights = _each(part.end + corner[paired], weight)
             own = np.where(corner < part.behind, 1 - weight, 1.0)
             return joined((np.arange(len(ranks)), ranks, own), (paired, peers, weights))
-        index, peers, weights = _cube(corner, [self.base] * part.power, step - turn - 1)  # 3. its cubes average inside
+        index, peers, weights = _cube(
+            corner, [self.base] * part.power, step - turn - 1
+        )  # 3. the part's cubes average inside
         return index, (ranks - corner)[index] + peers, weights
 
 
 def _crossing_weight(part: _Part) -> float:
-    """w of step 2."""
+    """The weight w of step 2 in the module's docstring."""
     return part.side / (part.cubes * part.side + part.behind)
 
 

@@ -40,12 +40,10 @@ class CayleyMixing(Mixing):
         return np.asarray(np.ravel_multi_index(tuple(np.moveaxis(moved, -1, 0)), self.shape), dtype=np.int64)
 
     def row(self, rank: int, round: int = 0) -> Row:
-        """W_k[rank, :]: 1 / (1 + degree) for the learner itself and for every neighbour."""
         peers = np.sort(np.append(self._peers(np.array([self.checked(rank)]), round)[0], rank))
         return dict.fromkeys(peers.tolist(), 1.0 / len(peers))
 
     def entries(self, round: int = 0) -> Entries:
-        """All non-zero entries of W_k."""
         every = np.arange(self.size)
         peers = np.sort(np.column_stack([self._peers(every, round), every]), axis=1)
         return every.repeat(peers.shape[1]), peers.ravel(), np.full(peers.size, 1.0 / peers.shape[1])
@@ -66,7 +64,6 @@ class CayleyMixing(Mixing):
         return np.fft.ifftn(eigenvalues * np.fft.fftn(grid, axes=axes), axes=axes).real.reshape(values.shape)
 
     def degrees(self, round: int = 0) -> Ranks:
-        """The same number of neighbours for every learner."""
         return np.full(self.size, len(self._phase(round)))
 
     def _eigenvalues(self, round: int) -> Array:

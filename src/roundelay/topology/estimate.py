@@ -9,11 +9,11 @@ import numpy as np
 from roundelay.errors import TopologyError
 from roundelay.topology.mixing import DENSE_LIMIT, Mixing
 
-ROUNDS = 400  # sampled for the contraction, twice
-COLUMNS = 16  # independent copies of the recursion behind the variance
-BATCHES = 20  # of rounds, whose means give the standard error
-UNSETTLED = 1e-3  # part of the start that is left after settling, and of one batch in the next
-MOST_SETTLING = 2000  # rounds; a mixing that needs more is not estimated
+ROUNDS = 400  # sampled to find the slowest direction, and as many to measure rho
+COLUMNS = 16  # independent copies of the recursion, from which the variance is estimated
+BATCHES = 20  # the rounds are split into so many batches; the means of the batches give the standard error
+UNSETTLED = 1e-3  # fraction of the initial values that is left after settling
+MOST_SETTLING = 2000  # rounds; no variance is estimated for a mixing that settles more slowly
 
 
 def estimated_contraction(mixing: Mixing) -> tuple[float, float, float]:
@@ -51,7 +51,7 @@ def estimated_variance(mixing: Mixing, rho: float) -> tuple[float | None, float 
     length = max(settling, ROUNDS // BATCHES)
     noise = np.random.default_rng(0)
     values = np.zeros((mixing.size, COLUMNS))
-    batches = np.zeros(BATCHES + 1)  # the first batch is for settling
+    batches = np.zeros(BATCHES + 1)  # the first batch is for settling and does not count
     for round in range(len(batches) * length):
         values = mixing.apply(values, round) - noise.standard_normal(values.shape)
         values -= values.mean(axis=0)

@@ -39,7 +39,7 @@ def mixing_from_file(path: Path) -> Mixing:
         raise TopologyError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # the readers raise many kinds of errors for a malformed file
         what = str(error).partition("\n")[0] or type(error).__name__
-        raise TopologyError(f"{path} is no {path.suffix} file that can be read: {what}") from error
+        raise TopologyError(f"cannot read {path} as {path.suffix}: {what}") from error
 
 
 def _networkx() -> Any:  # noqa: ANN401 - a module without types

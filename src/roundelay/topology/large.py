@@ -6,12 +6,12 @@ This module needs scipy. Without scipy its import raises MissingExtraError.
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
 
 import numpy as np
 
 from roundelay.errors import MissingExtraError, TopologyError
 from roundelay.topology.mixing import DENSE_LIMIT, TOLERANCE, Array, Mixing
+from roundelay.topology.spectrum import Spectrum
 from roundelay.topology.stacks import ONE_PERCENT, rounds_at_rate
 
 try:
@@ -27,40 +27,20 @@ LANCZOS_STEPS = 300
 MARGIN = 1e-7  # distance of an inversion's shift from [-1, 1], so that the shifted matrix is regular
 
 
-@dataclass(frozen=True)
-class Large:
-    """What `Spectrum` needs to know.
-
-    Attributes:
-        rate: the factor by which a round shrinks the distance from consensus.
-        lambda_min: the smallest eigenvalue of any round's W.
-        exact_after: rounds to the exact mean, None if it is never reached.
-        rounds_to_1_percent: rounds until the squared error is 1 %, None if never.
-        variance: the stationary variance, None if it has no bound.
-        variance_error: its standard error.
-    """
-
-    rate: float
-    lambda_min: float
-    exact_after: int | None
-    rounds_to_1_percent: int | None
-    variance: float | None
-    variance_error: float | None
-
-
 def sparse_matrix(mixing: Mixing, round: int = 0) -> sparse.csr_array:
     """W_k as a sparse matrix."""
     ranks, peers, weights = mixing.entries(round)
     return sparse.csr_array((weights, (ranks, peers)), shape=(mixing.size, mixing.size))
 
 
-def large_fixed(mixing: Mixing) -> Large:
+def large_fixed(mixing: Mixing) -> Spectrum:
     """Extreme eigenvalues by Lanczos; the trace of (I - W^2)^+ from random probes."""
     W = sparse_matrix(mixing)
     lambda_min = _smallest(W)
     rate = max(abs(_second_eigenvalue(W)), abs(lambda_min))
     variance, error = (None, None) if rate >= 1 - 1e-12 else _variance_by_probes(W)
-    return Large(rate, lambda_min, None, rounds_at_rate(rate, mixing.size), variance, error)
+    rounds_to_1_percent = rounds_at_rate(rate, mixing.size)
+    return Spectrum(1 - rate, "fixed", None, lambda_min, None, rounds_to_1_percent, variance, error)
 
 
 def smallest_eigenvalue(mixing: Mixing) -> float:
@@ -83,7 +63,7 @@ def _second_eigenvalue(W: sparse.csr_array) -> float:
         return float(_nearest(W, 1 + MARGIN, count=2).min())
 
 
-def large_periodic(mixing: Mixing) -> Large:
+def large_periodic(mixing: Mixing) -> Spectrum:
     """The spectrum of a mixing that reaches the exact mean within its period.
 
     Raises TopologyError for every other mixing.
@@ -106,7 +86,7 @@ def large_periodic(mixing: Mixing) -> Large:
     # The error never grows, so bisection finds the first r below 1 %.
     first = bisect.bisect_left(range(1, exact_after), 1, key=lambda r: _squared_error(rounds[:r]) <= ONE_PERCENT)
     variance, error = _finite_variance(rounds, probes)
-    return Large(0.0, lambda_min, exact_after, 1 + first, variance, error)
+    return Spectrum(1.0, "periodic", None, lambda_min, exact_after, 1 + first, variance, error)
 
 
 def _squared_error(rounds: list[sparse.csr_array]) -> float:

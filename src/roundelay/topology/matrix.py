@@ -64,13 +64,11 @@ class MatrixMixing(Mixing):
         self._starts = np.searchsorted(ranks, np.arange(size + 1))
 
     def row(self, rank: int, round: int = 0) -> Row:
-        """W[rank, :]."""
         own = slice(*self._starts[self.checked(rank) : rank + 2])
         _, peers, weights = self._entries
         return dict(zip(peers[own].tolist(), weights[own].tolist(), strict=True))
 
     def entries(self, round: int = 0) -> Entries:
-        """The entries as given."""
         return self._entries
 
 
@@ -115,8 +113,12 @@ def _square(name: str, weights: npt.ArrayLike) -> Array:
 def _check_doubly_stochastic(name: str, W: Array) -> None:
     if W.min() < 0:
         raise TopologyError(f"{name}: a mixing matrix has no negative entries, got {W.min():.6g}")
-    if abs(W - W.T).max() > TOLERANCE:
-        raise TopologyError(f"{name}: a mixing matrix is symmetric, so that exchanges are mutual; this one is not")
+    row, column = np.unravel_index(np.argmax(abs(W - W.T)), W.shape)
+    if abs(W[row, column] - W[column, row]) > TOLERANCE:
+        raise TopologyError(
+            f"{name}: a mixing matrix is symmetric, because exchanges are mutual, but entry ({row}, {column}) is "
+            f"{W[row, column]:.6g} and entry ({column}, {row}) is {W[column, row]:.6g}"
+        )
     sums = W.sum(axis=1)
     worst = int(np.argmax(np.abs(sums - 1)))
     if abs(sums[worst] - 1) > TOLERANCE:

@@ -101,10 +101,11 @@ class Mixing(ABC):
         return range(SAMPLED_ROUNDS if self.period is None else self.period)
 
     def blocks(self, round: int = 0) -> npt.NDArray[np.complex128] | Array | None:
-        """Hermitian blocks, stacked as (m, b, b), into which one unitary transform turns every W_k; block 0 has the mean.
+        """W_k as Hermitian blocks on the diagonal, stacked as (m, b, b). The mean of all learners belongs to block 0.
 
-        Symmetry makes the blocks small: the FFT of a circulant matrix gives n blocks of size 1. Without any symmetry
-        W_k itself is the only block. The answer is None if that block would be too large to work with.
+        The unitary transform that makes these blocks is the same for every round. Symmetry makes the blocks small: the
+        FFT of a circulant matrix gives n blocks of size 1. Without any symmetry W_k itself is the only block. The answer
+        is None if that block would have more than DENSE_LIMIT rows.
         """
         return self.matrix(round)[None] if self.size <= DENSE_LIMIT else None
 
@@ -131,12 +132,10 @@ class FormulaMixing(Mixing):
         self._period, self._formula, self._shift, self.drift = period, formula, shift or size, drift
 
     def row(self, rank: int, round: int = 0) -> Row:
-        """W_k[rank, :], computed without the other rows."""
         _, peers, weights = self._formula(np.array([self.checked(rank)]), round % self._period)
         return dict(sorted(zip(peers.tolist(), weights.tolist(), strict=True)))
 
     def entries(self, round: int = 0) -> Entries:
-        """All non-zero entries of W_k, from one call of the formula."""
         return in_order(*self._formula(np.arange(self.size), round % self._period))
 
     def blocks(self, round: int = 0) -> npt.NDArray[np.complex128] | Array | None:
@@ -188,13 +187,12 @@ class RelabelledMixing(Mixing):
         return dict(sorted((learner(position), weight) for position, weight in row.items()))
 
     def partner(self, rank: int, round: int = 0) -> int | None:
-        """The learner at the first partner's position: on a ring, the successor in this round's permutation."""
+        """The first partner in the fixed mixing: on a ring, the successor in this round's permutation."""
         learner = permutation(self.size, self.seed, round)
         position = self.base.partner(learner.inverse(self.checked(rank)))
         return None if position is None else learner(position)
 
     def entries(self, round: int = 0) -> Entries:
-        """The entries of the fixed mixing with positions replaced by learners."""
         ranks, peers, weights = self.base.entries()
         learner = permutation(self.size, self.seed, round).all()
         return in_order(learner[ranks], learner[peers], weights)
@@ -207,7 +205,6 @@ class RelabelledMixing(Mixing):
         return mixed
 
     def degrees(self, round: int = 0) -> Ranks:
-        """The degrees of the fixed mixing, permuted."""
         degrees = np.empty(self.size, dtype=np.int64)
         degrees[permutation(self.size, self.seed, round).all()] = self.base.degrees()
         return degrees

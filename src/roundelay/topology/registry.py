@@ -92,7 +92,7 @@ class OneSize:
         """The mixing. Raises TopologyError for any other size."""
         if size != self.mixing.size:
             raise TopologyError(
-                f"{self.mixing!r} is for {self.mixing.size} learners, but {size} are here; use a topology that "
+                f"{self.mixing!r} is for {self.mixing.size} learners, but there are {size}; use a topology that "
                 "supports any number, such as random-ring"
             )
         return self.mixing

@@ -67,7 +67,9 @@ def spectrum(mixing: Mixing) -> Spectrum:
         return _estimated(mixing)
     stack = Stack.of(mixing)
     if stack is None:
-        return _large(mixing)
+        from roundelay.topology.large import large_fixed, large_periodic
+
+        return large_fixed(mixing) if mixing.period == 1 else large_periodic(mixing)
     return Spectrum(
         gap=1 - stack.rate,
         kind="fixed" if mixing.period == 1 else "periodic",
@@ -130,12 +132,18 @@ def _relabelled_variance(mixing: RelabelledMixing) -> float | None:
 def _relabelled(mixing: RelabelledMixing) -> Spectrum:
     rho = _relabelled_rho(mixing)
     stack = Stack.of(mixing.base)
+    if stack is None:
+        from roundelay.topology.large import smallest_eigenvalue
+
+        lambda_min, exact_after = smallest_eigenvalue(mixing.base), None
+    else:
+        lambda_min, exact_after = stack.lambda_min, stack.exact_after
     return Spectrum(
         gap=1 - math.sqrt(rho),
         kind="expected",
         gap_error=None,
-        lambda_min=stack.lambda_min if stack else _large_lambda_min(mixing.base),
-        exact_after=stack.exact_after if stack else None,
+        lambda_min=lambda_min,
+        exact_after=exact_after,
         rounds_to_1_percent=rounds_at_rate(math.sqrt(rho), mixing.size),
         stationary_variance=_relabelled_variance(mixing),
     )
@@ -154,26 +162,4 @@ def _estimated(mixing: Mixing) -> Spectrum:
         rounds_to_1_percent=rounds_at_rate(rate, mixing.size),
         stationary_variance=variance,
         stationary_variance_error=variance_error,
-    )
-
-
-def _large_lambda_min(mixing: Mixing) -> float:
-    from roundelay.topology.large import smallest_eigenvalue
-
-    return smallest_eigenvalue(mixing)
-
-
-def _large(mixing: Mixing) -> Spectrum:
-    from roundelay.topology.large import large_fixed, large_periodic
-
-    found = large_fixed(mixing) if mixing.period == 1 else large_periodic(mixing)
-    return Spectrum(
-        gap=1 - found.rate,
-        kind="fixed" if mixing.period == 1 else "periodic",
-        gap_error=None,
-        lambda_min=found.lambda_min,
-        exact_after=found.exact_after,
-        rounds_to_1_percent=found.rounds_to_1_percent,
-        stationary_variance=found.variance,
-        stationary_variance_error=found.variance_error,
     )

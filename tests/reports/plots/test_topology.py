@@ -58,8 +58,8 @@ def test_sizes_are_powers_of_two_and_the_largest_itself():
 
 
 def test_no_two_curves_look_alike():
-    assert set(plots._LOOK) == set(TOPOLOGIES)
-    assert len({colour for colour, _ in plots._LOOK.values()}) == len(TOPOLOGIES)
+    assert set(plots._COLOUR_AND_MARKER) == set(TOPOLOGIES)
+    assert len({colour for colour, _ in plots._COLOUR_AND_MARKER.values()}) == len(TOPOLOGIES)
 
 
 def test_too_many_learners_to_see_anything_are_refused(tmp_path):

@@ -63,7 +63,12 @@ def _bands(run: Run, index: int, top: float | None) -> Iterator[Chart]:
     note = f"Samples per second of {len(timed)} learners: median, middle half, and range."
     yield Chart("throughput", note, traces, top=top)
     by_learner = heat_map(x_values(run, times), list(timed), values)
-    yield Chart("throughput by learner", "Samples per second; a gap: no rows from it.", [by_learner], y="learner")
+    yield Chart(
+        "throughput by learner",
+        "Samples per second; a gap means that the learner wrote no rows.",
+        [by_learner],
+        y="learner",
+    )
 
 
 def _timed(run: Run) -> dict[int, TimeSeries]:

@@ -26,7 +26,7 @@ class Page:
         self._charts: list[Chart] = []
 
     def html(self) -> str:
-        """The whole document; MissingExtraError without the 'plots' extra."""
+        """The whole document. Raises MissingExtraError without the 'plots' extra."""
         sections = {name: content for name, content in self._sections() if content}
         title = self._runs[0].name if len(self._runs) == 1 else f"{len(self._runs)} runs"
         body = [

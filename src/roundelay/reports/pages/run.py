@@ -68,7 +68,7 @@ class Run:
 
     @property
     def size(self) -> int | None:
-        """Number of learners; None if nothing tells it."""
+        """Number of learners; None if it is not recorded."""
         configured = first_number(self.config.get("learners"), self.results.get("learners"))
         return len(self.learners) or None if math.isnan(configured) else int(configured)
 

@@ -47,9 +47,15 @@ def _picture(run: Run) -> Html:
         if group_size < 1:  # one group per machine; the number of machines is not recorded
             return tag("p", f"{topology} between machines: the learners of one machine are a super-learner.")
         drawing = _drawing(topology, (run.size or 1) // group_size, seed)
-    except (RoundelayError, TypeError, ValueError) as error:  # a topology that is not here, or too large to draw
+    except (
+        RoundelayError,
+        TypeError,
+        ValueError,
+    ) as error:  # a topology that cannot be loaded here, or is too large to draw
         return tag("p", f"Not drawn: {error}")
-    note = tag("p", f"Each is a super-learner of {group_size} learners.", class_="note") if group_size > 1 else ""
+    note = (
+        tag("p", f"Each circle is a super-learner of {group_size} learners.", class_="note") if group_size > 1 else ""
+    )
     return join([drawing, note])
 
 

@@ -47,7 +47,7 @@ def _legend(ax: Any, lines: int) -> None:  # noqa: ANN401
 
 
 def _plain_ticks(axis: Any, at: Sequence[float]) -> None:  # noqa: ANN401
-    """Put ticks at the values `at`; without such values at 1, 2 and 5 times powers of ten, or on wide axes at powers of ten."""
+    """Put ticks at the values `at`; if there are none, at 1, 2 and 5 times powers of ten, and on a wide axis at powers of ten."""
     from matplotlib.ticker import LogLocator
 
     low, high = axis.get_view_interval()
@@ -61,7 +61,7 @@ def _plain_ticks(axis: Any, at: Sequence[float]) -> None:  # noqa: ANN401
     axis.set_minor_formatter("")
 
 
-def _tried(panel: Panel) -> list[float]:
+def _measured_x(panel: Panel) -> list[float]:
     """The measured values of x, if they are few and short enough to be tick labels; else none."""
     values = sorted({x for line in panel.lines if not line.dashed for x in line.x})
     return values if len(values) <= FEW_TICKS and all(len(f"{x:g}") <= LONGEST_TICK for x in values) else []
@@ -83,4 +83,4 @@ def _draw(ax: Any, panel: Panel) -> None:  # noqa: ANN401
     for axis, scale, name in ((ax.xaxis, ax.set_xscale, "x"), (ax.yaxis, ax.set_yscale, "y")):
         if name in panel.log:
             scale("log")
-            _plain_ticks(axis, _tried(panel) if name == "x" else [])
+            _plain_ticks(axis, _measured_x(panel) if name == "x" else [])

@@ -21,11 +21,11 @@ def timeline(strategy_of: Callable[[], Strategy], step_s: list[float], until_s: 
     A step of learner i computes for step_s[i] seconds.
     """
     network = SimulatedNetwork(VirtualClock(), len(step_s), latency_s=LATENCY_S)
-    enough = int(until_s / min(step_s)) + 2  # steps for the fastest learner to train past `until_s`
+    enough = int(until_s / min(step_s)) + 2  # steps, so that the fastest learner trains past `until_s`
     starts = step_starts(network, strategy_of, step_s, enough)
     return [
-        [(begin, begin + seconds) for begin in of if begin <= until_s]
-        for of, seconds in zip(starts, step_s, strict=True)
+        [(begin, begin + seconds) for begin in begins if begin <= until_s]
+        for begins, seconds in zip(starts, step_s, strict=True)
     ]
 
 

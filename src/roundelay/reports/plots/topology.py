@@ -19,7 +19,7 @@ STUB = 0.42  # drawn length of an edge that wraps around, in distances between n
 Point = tuple[float, float]
 
 # Colours that colour-blind readers can tell apart (Paul Tol's muted set and black), each with its own marker.
-_LOOK = {
+_COLOUR_AND_MARKER = {
     "ring": ("#cc6677", "o"),
     "random-ring": ("#332288", "s"),
     "complete": ("#000000", "o"),
@@ -40,7 +40,9 @@ def draw_topology(mixing: Mixing, path: Path) -> None:
     Raises TopologyError if there are too many learners to see, MissingExtraError without matplotlib.
     """
     if mixing.size > MOST_DRAWN:
-        raise TopologyError(f"a drawing shows at most {MOST_DRAWN} learners, got {mixing.size}; draw a smaller one")
+        raise TopologyError(
+            f"a drawing shows at most {MOST_DRAWN} learners, got {mixing.size}; draw a smaller topology"
+        )
     rounds = ROUNDS_DRAWN if mixing.period is None else min(mixing.period, 2 * ROUNDS_DRAWN)
     rows = math.ceil(rounds / ROUNDS_DRAWN)
     columns = math.ceil(rounds / rows)
@@ -99,7 +101,7 @@ def plot_gaps(most: int, path: Path, *, seed: int = 0, degree: int = 1) -> None:
     ranked = sorted((name for name in curves if curves[name]), key=lambda name: -list(curves[name].values())[-1])
     with picture(path, size=(8.6, 5.2)) as (_, (ax,)):
         for position, name in enumerate(ranked):
-            colour, marker = _LOOK[name]
+            colour, marker = _COLOUR_AND_MARKER[name]
             # Exact topologies all have gap 1: later curves are smaller and thinner, so that earlier ones stay visible.
             ax.plot(
                 list(curves[name]),

@@ -10,7 +10,7 @@ from roundelay.learner import Learner
 from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne
 from roundelay.topology import ring
 from roundelay.transport.solo import SoloTransport
-from roundelay.weights.replica import Flat, Replica
+from roundelay.weights import Flat, Replica
 
 pytestmark = [
     pytest.mark.gpu,

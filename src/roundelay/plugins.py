@@ -30,7 +30,10 @@ def load(path: str, what: str, error: type[RoundelayError]) -> object:
     try:
         module = importlib.import_module(module_name)
     except ImportError as reason:
-        raise error(f"cannot import the {what} '{path}': {reason}") from reason
+        raise error(
+            f"cannot import the {what} '{path}': {reason}; modules are looked for in the working directory and among "
+            "installed packages"
+        ) from reason
     if not hasattr(module, name):
         raise error(f"the module '{module_name}' has no '{name}'")
     return getattr(module, name)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from roundelay.bench.throughput import Row
 
 PARAMETERS = (1_000_000, 10_000_000)
+MOST_LEARNERS = 64
 SUMMARIES = {
     "throughput": "steps per second of every strategy with equally fast learners",
     "stragglers": "steps per second of every strategy with one slow learner",
@@ -84,8 +85,11 @@ def run(args: argparse.Namespace) -> None:
     from roundelay.bench import throughput
 
     learner, factor = args.slow
-    if args.learners < 2:
-        raise UsageError(f"a benchmark of communication needs at least 2 learners, got {args.learners}")
+    if not 2 <= args.learners <= MOST_LEARNERS:
+        raise UsageError(
+            f"a benchmark of communication needs 2 to {MOST_LEARNERS} learners, one process each on this machine, "
+            f"got {args.learners}"
+        )
     if learner >= args.learners:
         raise UsageError(f"--slow names learner {learner}, but the learners are 0 to {args.learners - 1}")
     cases = throughput.cases_for(args.parameters, slow=factor, slow_learner=learner, compute=args.compute)

@@ -7,10 +7,12 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
+from roundelay.cluster.environment import gather_bytes
 from roundelay.errors import StrategyError
 from roundelay.strategies.base import Strategy
 from roundelay.transport.base import Transport
 from roundelay.weights import Flat
+from roundelay.weights.shards import local
 
 
 def check_agreement(module: nn.Module, strategy: Strategy, transport: Transport, members: tuple[int, ...]) -> None:
@@ -32,9 +34,22 @@ def check_agreement(module: nn.Module, strategy: Strategy, transport: Transport,
         )
 
 
+def check_shards_agree(strategy: Strategy, transport: Transport) -> None:
+    """Raise StrategyError, on all processes of the world, unless all have the same strategy. A collective.
+
+    `check_agreement` compares the processes that hold the same shard; this compares the shards.
+    """
+    digest = hashlib.sha256(strategy.agreement(transport.size, transport.local_size).encode()).digest()
+    digests = gather_bytes(digest, len(digest))
+    if differing := [str(rank) for rank, each in enumerate(digests) if each != digests[0]]:
+        raise StrategyError(
+            f"the strategy of processes {', '.join(differing)} differs from process 0's; build the same one everywhere"
+        )
+
+
 def take_first_weights(module: nn.Module, transport: Transport, members: tuple[int, ...]) -> None:
     """Give every member the parameters and buffers of learner 0. A collective."""
-    tensors: list[Tensor] = [p.detach() for p in module.parameters()] + list(module.buffers())
+    tensors: list[Tensor] = [local(p) for p in module.parameters()] + list(module.buffers())
     flat = Flat(tensors, on=tensors[0].device)
     flat.read(tensors)
     transport.broadcast(flat.storage, 0, members).result()  # as bytes: no backend knows every dtype

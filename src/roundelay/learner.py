@@ -11,19 +11,20 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundelay.agreement import check_agreement, take_first_weights
+from roundelay.agreement import check_agreement, check_shards_agree, take_first_weights
 from roundelay.clock import Steps
-from roundelay.cluster.environment import init
+from roundelay.cluster.environment import World, init
 from roundelay.cluster.membership import Membership
 from roundelay.consensus import consensus_of
 from roundelay.errors import StrategyError
 from roundelay.hooks import GradientHooks, StepHooks
 from roundelay.strategies.base import Strategy
 from roundelay.transport.base import LEFT, Transport
-from roundelay.weights import replica_of
+from roundelay.weights import replica_of, whole_state
+from roundelay.weights.shards import ShardGroup, shard_group
 
 log = logging.getLogger("roundelay")
 
@@ -42,6 +43,9 @@ class Learner:
     At the start every learner takes the weights and buffers of learner 0. At the end of the block the learner stays until
     no peer needs it any more; if the block raised, it leaves at once.
 
+    If FSDP2 has sharded the module over a dimension of a mesh, a learner is a node: the processes that hold one replica in
+    shards. Each process averages its shard with the same shard of other nodes.
+
     Raises StrategyError if module, optimizer or strategy do not fit together, PeerLostError (from `backward` or `step`)
     when a synchronous strategy loses a peer.
 
@@ -49,7 +53,8 @@ class Learner:
         module: what is trained.
         optimizer: of its parameters.
         strategy: how learners average.
-        transport: the connection to the peers; by default `init().transport()`, from the environment.
+        transport: the connection to the peers; by default `init().transport()`, from the environment. With shards, to
+            the peers that hold the same shard.
         membership: the learners that take part; by default all of the transport's. If given, the check that learners
             fit together and the broadcast of the first weights are skipped.
     """
@@ -63,7 +68,9 @@ class Learner:
         membership: Membership | None = None,
     ) -> None:
         self.module, self.optimizer, self.strategy = module, optimizer, strategy
-        self.transport = transport or init().transport()
+        self._shards = shard_group(module)
+        _check_strategy(strategy, self._shards)
+        self.transport = transport or _world(self._shards).transport()
         self.membership = membership or Membership.of(self.transport.size)
         self._membership_lock = threading.Lock()  # peers are lost in threads of the transport
         self.steps = self._steps_before = 0  # the second: those before a restart
@@ -88,6 +95,8 @@ class Learner:
         self.transport.on_lost(self._peer_lost)
         self.transport.on_silent(self._peer_silent)
         if not agreed:
+            if self._shards:
+                check_shards_agree(self.strategy, self.transport)
             check_agreement(self.module, self.strategy, self.transport, members.living)
             take_first_weights(self.module, self.transport, members.living)
         self.strategy.attach(self.replica, self.transport, members)
@@ -127,6 +136,18 @@ class Learner:
                 yield self.module
         finally:
             self.replica.mark()
+
+    def mean_state_dict(self) -> dict[str, Tensor]:
+        """The whole mean model, in host memory, on one process; empty on all others. A collective, as `consensus`.
+
+        That process is learner 0, or the first one that lives. With shards it is the first process of node 0; the others of
+        that node send it one tensor at a time. There, buffers are the mean over the first processes of all nodes.
+        """
+        with self.consensus() as mean_model:
+            if self.transport.rank != self.membership.living[0]:
+                return {}
+            whole: dict[str, Tensor] = whole_state(mean_model.state_dict())
+        return whole if self._shards is None or self._shards.index == 0 else {}
 
     def observe(self, **figures: float) -> None:
         """Add figures of your own to the metrics, such as `observe(loss=loss.item())`; the last value of a name counts."""
@@ -301,6 +322,19 @@ class Learner:
             self._cleanup.close()
         finally:
             self.transport.close(failure)
+
+
+def _world(shards: ShardGroup | None) -> World:
+    return init() if shards is None else init().between_nodes(shards.ranks)
+
+
+def _check_strategy(strategy: Strategy, shards: ShardGroup | None) -> None:
+    if shards is not None and strategy.reduces_gradients:
+        raise StrategyError(
+            f"{type(strategy).__name__} reduces gradients, which FSDP2 does itself: fully_shard on a mesh of two dimensions "
+            "(HSDP) is an allreduce between nodes. Use DPSGD, ADPSGD or DelayByOne, which average weights"
+        )
+    strategy.rounds_by_step = shards is not None
 
 
 def _check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:

@@ -61,6 +61,15 @@ def test_own_loop_under_torchrun(strategy):
     assert accuracies[0] > 85
 
 
+def test_a_sharded_model_under_torchrun():
+    out = run("-m", "torch.distributed.run", "--nproc-per-node", "4", str(EXAMPLES / "03_fsdp.py"), "--shards", "2")
+    accuracies = [float(text) for text in re.findall(r"accuracy of the mean model ([\d.]+)%", out)]
+    assert len(accuracies) == 4
+    assert len(set(accuracies)) == 1  # both nodes evaluate the same mean model
+    assert accuracies[0] > 85
+    assert f"whole model: {65 * 129 + 130 * 10} parameters" in out
+
+
 def test_own_task(tmp_path):
     words = ["train", "own_task:Sines", "--learners", "2", "--epochs", "10", "--out", str(tmp_path / "run")]
     ended = subprocess.run(

@@ -7,7 +7,8 @@ import datetime
 import os
 import secrets
 import socket
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ LOOPBACK = "127.0.0.1"
 _ADDRESS_BYTES = 64
 _SECRET_BYTES = 32
 _HOST_BYTES = 16
+_NODE_BYTES = 64
 _ANY_HOST = "192.0.2.1"  # an address reserved for documentation (RFC 5737): packets to it take the default route
 _STORE_TIMEOUT = datetime.timedelta(minutes=5)
 
@@ -40,12 +42,14 @@ class World:
         size: number of learners in the run.
         local_rank: rank of this learner among those of its machine.
         local_size: number of learners on this machine; the natural size of a super-learner.
+        ranks: of the learners in torch's world, if they are not all of it.
     """
 
     rank: int
     size: int
     local_rank: int
     local_size: int
+    ranks: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -62,23 +66,53 @@ class World:
         """
         if self.size == 1:
             return SoloTransport()
-        one_machine = len(set(gather_bytes(this_host(), _HOST_BYTES))) == 1
+        one_machine = len(set(self._gather(this_host(), _HOST_BYTES))) == 1
         host = LOOPBACK if one_machine else _address_towards(os.environ.get("MASTER_ADDR", _ANY_HOST))
         listener = socket.create_server((host, 0), backlog=self.size + 16)
-        drawn = gather_bytes(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
+        drawn = self._gather(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
         mine = f"{host}:{listener.getsockname()[1]}".encode()
-        texts = [text.rstrip(b"\0").decode() for text in gather_bytes(mine, _ADDRESS_BYTES)]
+        texts = [text.rstrip(b"\0").decode() for text in self._gather(mine, _ADDRESS_BYTES)]
         transport = TcpTransport(
             self.rank,
             self.size,
             listener,
             Security.from_environment() or Security(drawn),
-            ProcessGroupCollectives(lambda members: transport.hopeless(members)),  # noqa: PLW0108  # made below
+            ProcessGroupCollectives(lambda members: transport.hopeless(members), self.ranks),  # noqa: PLW0108  # made below
             share_memory=share_memory,
             local_size=self.local_size,
         )
         transport.connect({peer: parsed_address(text) for peer, text in enumerate(texts) if peer != self.rank})
         return transport
+
+    def between_nodes(self, node: Sequence[int]) -> World:
+        """The world of the processes that hold the same shard as this one: its learners are the nodes.
+
+        All processes must call this, because it gathers the nodes.
+
+        Args:
+            node: torch's ranks of the processes that hold one replica in shards, in the order of their shards.
+
+        Raises LaunchError if nodes differ in their number of shards, or if their ranks are not in order.
+        """
+        mine = f"{node[0]} {node.index(self.rank)} {len(node)}"
+        found = [tuple(map(int, text.rstrip(b"\0").split())) for text in gather_bytes(mine.encode(), _NODE_BYTES)]
+        nodes = sorted({first for first, _, _ in found})
+        place = {(first, index): rank for rank, (first, index, _) in enumerate(found)}
+        ranks = tuple(place.get((first, node.index(self.rank)), -1) for first in nodes)
+        if len({shards for _, _, shards in found}) > 1 or list(ranks) != sorted(ranks):
+            raise LaunchError(
+                "the processes do not form a mesh of nodes by shards: every node must have the same number of shards, and "
+                "the ranks of a shard must ascend; use the rows of one "
+                'init_device_mesh(device, (nodes, shards), mesh_dim_names=("replicate", "shard"))'
+            )
+        hosts = gather_bytes(this_host(), _HOST_BYTES)
+        local_size = sum(hosts[rank] == hosts[self.rank] for rank in ranks)
+        return replace(self, rank=ranks.index(self.rank), size=len(ranks), local_size=local_size, ranks=ranks)
+
+    def _gather(self, mine: bytes, width: int) -> list[bytes]:
+        """Gather the bytes of all learners. All processes of torch's world call this, also those of other worlds."""
+        gathered = gather_bytes(mine, width)
+        return [gathered[rank] for rank in self.ranks] if self.ranks else gathered
 
 
 def init() -> World:
@@ -156,7 +190,7 @@ def joined_store(address: Address) -> object:
 
 
 def gather_bytes(mine: bytes, width: int) -> list[bytes]:
-    """Gather the bytes of all learners, padded to `width`, in order of rank. Objects would be unpickled, so we send tensors."""
+    """Gather the bytes of all processes, padded to `width`, in order of rank. Objects would be unpickled, so we send tensors."""
     padded = torch.tensor(list(mine.ljust(width, b"\0")), dtype=torch.uint8)
     gathered: list[Tensor] = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, padded)

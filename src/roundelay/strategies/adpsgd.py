@@ -45,6 +45,10 @@ class ADPSGD(Strategy):
     An exchange averages two learners in difference form, see `PairAverage`: the sum over all learners is conserved,
     whatever steps are taken meanwhile.
 
+    With shards (FSDP2) each shard of a node exchanges on its own. The shards of a node step together, and rounds are counted by
+    steps, so shards that call in the same step call the same node. A shard whose last call is still under way skips a step.
+    So the last exchange of two shards of a node can be at most `max_lead` steps apart.
+
     Extra memory: live weights, the correction, and (unless the peers share memory) the request being served. An exchange
     with a silent peer is set aside; then there is a second correction.
 
@@ -90,6 +94,7 @@ class ADPSGD(Strategy):
         self._request = Request(mirror.storage, self._live.pack, replica.wait_until_readable)
         self._corrections = [self._new_correction()]  # free: no exchange uses them
         self._exchange = self._aside = _Exchange()  # the last own one; an earlier one with a silent peer
+        self._steps = 0
         self._counts = ExchangeCounts()
         self._disagreement2 = 0.0
         self._failure: BaseException | None = None  # raised in a thread of the transport
@@ -124,6 +129,9 @@ class ADPSGD(Strategy):
         self._counts.step_ends()
         self._stepping = False
         self._live.lock.release()
+        self._steps += 1
+        if self.rounds_by_step:
+            self._partners.round = self._steps
         if self._exchange.over.done():
             self._call_next()
         self.replica.follow(self._live.flat)
@@ -280,11 +288,11 @@ class ADPSGD(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         """The round; live weights are the module's once drained."""
-        return {"round": self._partners.round}
+        return {"round": self._steps if self.rounds_by_step else self._partners.round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue in that round, with the weights that the module has now."""
-        self._partners.round = int(state["round"])
+        self._partners.round = self._steps = int(state["round"])
         if self._stepping:  # the last step raised, so the module has had the live weights themselves since then
             self.abandon()
             return

@@ -37,6 +37,8 @@ class Strategy(ABC):
         uses_collectives: it sums over groups of learners, which takes Gloo or NCCL.
         takes_groups: it can run between super-learners.
         reforms_alone: it follows a changed membership by `reform`, without a meeting of all learners.
+        rounds_by_step: set before `attach`: the round of a step is the number of the step, whatever happened before, so
+            that processes which step together call the same partners.
     """
 
     reduces_gradients = False
@@ -46,6 +48,7 @@ class Strategy(ABC):
     uses_collectives = True
     takes_groups = True
     reforms_alone = False
+    rounds_by_step = False
 
     replica: Replica
     transport: Transport

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from roundelay.clock import Steps
@@ -76,11 +75,7 @@ class DelayByOne(Strategy):
 
     def _exchange_gradients(self) -> None:
         """g_k goes out, the mean of g_{k-1} takes its place."""
-        gradients = []
-        for weight in self.replica.weights:
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-            gradients.append(weight.grad)
+        gradients = self.replica.gradients()
         self._fresh.read(gradients)
         self._sum.divide(max(float(self._sum.active), 1.0))
         self._sum.write(gradients)

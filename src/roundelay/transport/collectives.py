@@ -8,7 +8,7 @@ import datetime
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, ClassVar
 
@@ -156,23 +156,33 @@ class _GroupCollectives(Collectives):
 
 
 class ProcessGroupCollectives(_GroupCollectives):
-    """Sums and broadcasts in the world of `dist.init_process_group`; one group per set of members, made when first used."""
+    """Sums and broadcasts in the world of `dist.init_process_group`; one group per set of members, made when first used.
+
+    Args:
+        hopeless: whether one of these members is known to be lost.
+        ranks: of the learners in torch's world, ascending; by default a learner has the same rank there.
+    """
 
     _groups: ClassVar[dict[tuple[int, ...], dist.ProcessGroup]] = {}  # torch keeps groups as long as the process lives
+
+    def __init__(self, hopeless: Hopeless, ranks: Sequence[int] = ()) -> None:
+        super().__init__(hopeless)
+        self._ranks = ranks or range(dist.get_world_size())
 
     def _group(self, values: Tensor, members: tuple[int, ...]) -> dist.ProcessGroup:
         if len(members) == dist.get_world_size():
             assert dist.group.WORLD is not None
             return dist.group.WORLD
-        if members not in self._groups:
-            store = dist.PrefixStore("roundelay", _get_default_store())  # type: ignore[attr-defined]
-            self._groups[members] = self._formed(
+        ranks = tuple(self._ranks[member] for member in members)
+        if ranks not in self._groups:
+            store = dist.PrefixStore(f"roundelay/{ranks}", _get_default_store())  # type: ignore[attr-defined]
+            self._groups[ranks] = self._formed(
                 members,
-                dist.get_rank(),
+                self._ranks.index(dist.get_rank()),
                 store,
-                lambda: dist.new_group(list(members), timeout=NEVER, use_local_synchronization=True),
+                lambda: dist.new_group(list(ranks), timeout=NEVER, use_local_synchronization=True),
             )
-        return self._groups[members]
+        return self._groups[ranks]
 
     def _held(self) -> list[Any]:
         return [dist.group.WORLD, *self._groups.values()]

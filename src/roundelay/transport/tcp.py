@@ -14,6 +14,7 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
+from roundelay.clock import done
 from roundelay.errors import PeerLostError, RefusedError
 from roundelay.transport import handshake, shared_memory
 from roundelay.transport.acceptor import Acceptor
@@ -159,7 +160,9 @@ class TcpTransport(Transport):
     # Collectives ---------------------------------------------------------------------------------------------------
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """Fails as soon as a member is lost."""
+        """Fails as soon as a member is lost. Nothing is sent for an empty tensor, as a process without a shard has it."""
+        if not values.numel():
+            return done()  # it would be no barrier: a member that has it may have left already
         self.traffic.reduced(values.nbytes, len(members))
         return self._guarded(members, lambda: self._collectives.all_reduce(values, members))
 

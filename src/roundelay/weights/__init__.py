@@ -5,8 +5,9 @@ from torch import nn
 from roundelay.weights.accelerator import AcceleratorReplica
 from roundelay.weights.flat import Flat, Layout, all_finite
 from roundelay.weights.replica import Replica
+from roundelay.weights.shards import whole_state
 
-__all__ = ["AcceleratorReplica", "Flat", "Layout", "Replica", "all_finite", "replica_of"]
+__all__ = ["AcceleratorReplica", "Flat", "Layout", "Replica", "all_finite", "replica_of", "whole_state"]
 
 
 def replica_of(module: nn.Module) -> Replica:

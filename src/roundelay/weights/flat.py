@@ -34,6 +34,8 @@ class Layout:
             end = self.nbytes + count * dtype.itemsize
             self._spans.append((self.nbytes, end, dtype))
             self.nbytes = -(-end // ALIGNMENT) * ALIGNMENT
+        # A process may hold no row of a sharded model, but empty memory cannot be shared.
+        self.nbytes = max(self.nbytes, ALIGNMENT)
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor]) -> Layout:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
+import torch
 from torch import Tensor, nn
 
 from roundelay.errors import StrategyError
 from roundelay.weights.flat import Allocate, Flat
+from roundelay.weights.shards import is_sharded, local, reshard
 
 _version = attrgetter("_version")  # torch counts writes in place
 
@@ -20,6 +22,8 @@ class Replica:
     *are* views of that buffer. Otherwise they keep their own memory, so `.to()`, LSTM's flatten_parameters and views that
     the user holds work as usual.
 
+    Weights that FSDP2 has sharded are the rows that this process holds. FSDP2 owns their memory, so these are always copied.
+
     Raises StrategyError if the module has no trainable parameter.
     """
 
@@ -28,15 +32,26 @@ class Replica:
         self.weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not self.weights:
             raise StrategyError("the module has no parameter that requires a gradient; there is nothing to train")
+        self._sharded = is_sharded(self.weights[0])
         self._tensors: list[Tensor] = []
         self._redirected = False
         self._marked: list[int] | None = None
 
     def tensors(self) -> list[Tensor]:
         """The weights as detached tensors for in-place copies; found again if `.to()` has replaced their storage."""
-        if _addresses(self._tensors) != _addresses(self.weights):
+        if self._sharded:
+            reshard(self.module)
+            self._tensors = list(map(local, self.weights))
+        elif _addresses(self._tensors) != _addresses(self.weights):
             self._tensors = [weight.detach() for weight in self.weights]
         return self._tensors
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients as detached tensors for in-place copies. A weight without a gradient gets zeros."""
+        for weight in self.weights:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        return [local(weight.grad) for weight in self.weights if weight.grad is not None]
 
     def mirror(self, allocate: Allocate | None = None) -> Flat:
         """A new flat buffer in host memory with a copy of the weights, for exchanges and steps."""
@@ -61,7 +76,7 @@ class Replica:
 
         Where a parameter differs from its view in device, dtype or strides, the flat is copied into the module instead.
         """
-        if all(map(_same_kind, self.tensors(), flat.views)):
+        if not self._sharded and all(map(_same_kind, self.tensors(), flat.views)):
             self._redirected = True
             _point(self.weights, flat.views)
         else:

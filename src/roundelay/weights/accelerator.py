@@ -105,12 +105,14 @@ class AcceleratorReplica(Replica):
         """Flat <- the module's weights; corrections of the weights before are dropped. Blocks."""
         self.wait_until_corrected()
         self._forget_corrections()
+        self._stream.wait_for_compute()  # before the next correction
         super().restart(flat)
 
     def copy_from(self, flat: Flat) -> None:
         """The module's weights <- flat, which has all corrections. Blocks; not for every step."""
         self.wait_until_corrected()
         self._forget_corrections()
+        self._stream.wait_for_compute()  # before the next correction
         super().copy_from(flat)
 
     def _forget_corrections(self) -> None:

@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import roundelay
-from roundelay.transport import shared_sums
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from worlds import LR, MOMENTUM, Quadratic, problem
@@ -94,7 +93,6 @@ def hammer(world, *, share_memory, lr):
 
 def main():
     torch.set_num_threads(1)
-    shared_sums.SMALLEST_BYTES = 1  # these models are small, and yet to be summed as large ones are
     world = roundelay.init()
     ring, random_ring = roundelay.ring, roundelay.random_ring
     results = {}

@@ -143,8 +143,10 @@ class Learner:
         That process is learner 0, or the first one that lives. With shards it is the first process of node 0; the others of
         that node send it one tensor at a time. There, buffers are the mean over the first processes of all nodes.
         """
+        # Read before the consensus: peers may leave as soon as it ends, and the shards of a node must decide alike.
+        first = self.membership.living[0]
         with self.consensus() as mean_model:
-            if self.transport.rank != self.membership.living[0]:
+            if self.transport.rank != first:
                 return {}
             whole: dict[str, Tensor] = whole_state(mean_model.state_dict())
         return whole if self._shards is None or self._shards.index == 0 else {}

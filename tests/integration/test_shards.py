@@ -133,9 +133,15 @@ def test_a_checkpoint_without_shards_resumes_with_them(folder):
     assert_close(loaded(folder, "resumed"), expected)
 
 
+@pytest.mark.parametrize("strategy", ["dpsgd", "delay-by-one"])
+def test_shards_on_an_accelerator_equal_shards_in_host_memory(folder, strategy):
+    assert_close(loaded(folder, f"accelerated {strategy} adamw"), loaded(folder, f"{strategy} adamw"))
+
+
+@pytest.mark.parametrize("where", ["", "accelerated "], ids=["host", "accelerator"])
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_exchanges_conserve_the_sum_over_nodes_of_each_shard(folder, shard):
-    ends = [torch.load(folder / f"adpsgd {node} {shard}.pt", weights_only=True) for node in range(NODES)]
+def test_exchanges_conserve_the_sum_over_nodes_of_each_shard(folder, shard, where):
+    ends = [torch.load(folder / f"{where}adpsgd {node} {shard}.pt", weights_only=True) for node in range(NODES)]
     torch.testing.assert_close(
         sum(each["end"] for each in ends), sum(each["start"] + each["added"] for each in ends), atol=1e-12, rtol=0
     )
@@ -149,15 +155,19 @@ def test_exchanges_of_two_shards_of_a_node_are_at_most_max_lead_steps_apart(fold
     assert max(abs(first - second) for first, second in zip(*leads, strict=True)) <= ADPSGD().max_lead
 
 
-@pytest.mark.parametrize("dying", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_node_that_dies_is_left_out_and_the_other_goes_on(dying):
+@pytest.mark.parametrize(
+    ("dying", "first_dead"),
+    [(0, 0), pytest.param(1, 1, marks=pytest.mark.slow)],
+    ids=["all processes of a node", "one process of a node"],
+)
+def test_a_node_that_dies_is_left_out_and_the_other_goes_on(dying, first_dead):
     store, (host, port) = host_store("127.0.0.1")  # outside of the processes, because the first of them may die
     program = PROGRAM.with_name("dying_node.py")
     processes = []
     try:
         for environment in local_environment(NODES * SHARDS):
             meeting = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-            command = [sys.executable, str(program), str(dying)]
+            command = [sys.executable, str(program), str(dying), str(first_dead)]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
             processes.append(subprocess.Popen(command, env=environment | meeting, **pipes))
         ended = [process.communicate(timeout=120) for process in processes]
@@ -169,7 +179,7 @@ def test_a_node_that_dies_is_left_out_and_the_other_goes_on(dying):
     for rank, (process, (out, err)) in enumerate(zip(processes, ended, strict=True)):
         node, shard = divmod(rank, SHARDS)
         if node == dying:
-            assert process.returncode == -signal.SIGKILL
+            assert process.returncode == (-signal.SIGKILL if shard >= first_dead else 1)
         else:
             assert process.returncode == 0, err[-4000:]
             assert f"learner {node} has lost learner {dying}: " in err

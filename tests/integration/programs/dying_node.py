@@ -1,4 +1,4 @@
-"""Run with 2 x 2 processes: ADPSGD in shards; all processes of one node die. Usage: dying_node.py NODE."""
+"""Run with 2 x 2 processes: ADPSGD in shards; processes of one node die. Usage: dying_node.py NODE FIRST_DEAD_SHARD."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             time.sleep(0.01)
-            if (node, step) == (int(sys.argv[1]), FAULT_AT):
+            if (node, step) == (int(sys.argv[1]), FAULT_AT) and shard >= int(sys.argv[2]):
                 os.kill(os.getpid(), signal.SIGKILL)
         learner.finish()
         whole = learner.mean_state_dict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import roundelay
-from roundelay.weights import whole_state
+from roundelay import learner as learner_module
+from roundelay.weights import AcceleratorReplica, whole_state
 from roundelay.weights.shards import local
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+from adversarial_stream import AdversarialStream
 from sharded import HALF, NODES, OPTIMIZERS, SHARDS, STEPS, batch, loss, model
 
 WHOLE = StateDictOptions(full_state_dict=True)
@@ -33,7 +36,7 @@ STRATEGIES = {
 
 class Program:
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.prefix = folder, ""
         self.mesh = init_device_mesh("cpu", (NODES, SHARDS), mesh_dim_names=("replicate", "shard"))
         self.node, self.shard = (self.mesh.get_local_rank(name) for name in ("replicate", "shard"))
 
@@ -52,7 +55,7 @@ class Program:
         """The whole state of this node."""
         whole = whole_state(state)
         if self.shard == 0:
-            torch.save(whole, self.folder / f"{name} {self.node}.pt")
+            torch.save(whole, self.folder / f"{self.prefix}{name} {self.node}.pt")
 
     def train(self, name: str, optimizer_name: str) -> None:
         module = self.sharded()
@@ -116,7 +119,7 @@ class Program:
             with learner.consensus():
                 pass  # no learner exchanges any more
         state = {"start": start, "added": added, "end": values(weights), "leads": leads, "figures": learner.metrics()}
-        torch.save(state, self.folder / f"adpsgd {self.node} {self.shard}.pt")
+        torch.save(state, self.folder / f"{self.prefix}adpsgd {self.node} {self.shard}.pt")
 
     def leave_one_process_empty(self) -> None:
         """A model of one row: the second process of a node has nothing of it, and takes part all the same."""
@@ -139,6 +142,15 @@ def main() -> None:
     program.resume()
     program.conserve()
     program.leave_one_process_empty()
+
+    # The same on an emulated accelerator, whose copies come late and in any order that is allowed.
+    program.prefix = "accelerated "
+    learner_module.replica_of = functools.partial(
+        AcceleratorReplica, stream=functools.partial(AdversarialStream, seed=1)
+    )
+    program.train("dpsgd", "adamw")
+    program.train("delay-by-one", "adamw")
+    program.conserve()
 
 
 if __name__ == "__main__":

@@ -358,7 +358,7 @@ def test_a_peer_that_has_come_back_is_not_lost_with_its_old_connection():
 def test_bad_arguments_are_refused():
     with pytest.raises(StrategyError, match="max_lead must be at least 1 step, got 0"):
         ADPSGD(ring(4), max_lead=0)
-    with pytest.raises(TopologyError, match=r"ring\(4\) is for 4 learners, but 1 are here"):
+    with pytest.raises(TopologyError, match=r"ring\(4\) is for 4 learners, but there are 1"):
         ADPSGD(ring(4)).attach(Replica(torch.nn.Linear(1, 1)), SoloTransport(), Membership.of(1))
 
 

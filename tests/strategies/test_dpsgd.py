@@ -158,5 +158,5 @@ def test_spread_of_two_points_a_distance_apart():
 
 
 def test_a_mixing_for_other_learners_than_are_here_is_refused():
-    with pytest.raises(TopologyError, match=r"ring\(4\) is for 4 learners, but 1 are here"):
+    with pytest.raises(TopologyError, match=r"ring\(4\) is for 4 learners, but there are 1"):
         DPSGD(ring(4)).attach(Replica(torch.nn.Linear(1, 1)), SoloTransport(), Membership.of(1))

@@ -122,7 +122,8 @@ class Connection:
             self.socket.sendall(message)
             return len(message)
         self.socket.sendall(message, self._more)
-        self.socket.sendall(_bytes(payload))
+        for piece in payload.split(PIECE_BYTES):
+            self.socket.sendall(_bytes(piece))
         return len(message) + payload.nbytes
 
     def refuse(self, reason: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from roundelay.errors import HandshakeError, RefusedError, StrategyError
+from roundelay.threads import yield_to_computation
 from roundelay.transport.base import Handler, Transport, Undo
 from roundelay.transport.framing import Connection, Header, Kind
 from roundelay.transport.swaps import Swaps
@@ -73,6 +74,7 @@ class Receiver:
 
     def serve(self, connection: Connection) -> None:
         """Serve one connection until it ends. What goes wrong in a handler is raised in the training thread."""
+        yield_to_computation()
         try:
             while True:
                 self._serve_one(connection)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from roundelay.errors import HandshakeError, RefusedError
+from roundelay.threads import yield_to_computation
 from roundelay.transport.base import Request, Transport
 from roundelay.transport.connections import Connections
 from roundelay.transport.framing import Connection, Header, Kind
@@ -35,7 +36,9 @@ class Requests:
 
     def __init__(self, owner: Transport, connections: Connections, memory: SharedMemory | None, host: bytes) -> None:
         self._owner, self._connections, self._memory, self._host = owner, connections, memory, host
-        self._pool = ThreadPoolExecutor(max(2, min(owner.size, MOST_THREADS)), "roundelay-request")
+        self._pool = ThreadPoolExecutor(
+            max(2, min(owner.size, MOST_THREADS)), "roundelay-request", yield_to_computation
+        )
 
     def submit(self, work: Callable[..., Result], *arguments: object) -> Future[Result]:
         """Run `work` in a thread of the pool."""

@@ -146,7 +146,7 @@ def test_exchanges_conserve_the_sum_over_nodes_of_each_shard(folder, shard, wher
         sum(each["end"] for each in ends), sum(each["start"] + each["added"] for each in ends), atol=1e-12, rtol=0
     )
     assert all(each["figures"]["exchanges_finished"] > 10 for each in ends)
-    assert (ends[0]["end"] - ends[1]["end"]).abs().max() < 0.1 * (ends[0]["added"] - ends[1]["added"]).abs().max()
+    assert (ends[0]["end"] - ends[1]["end"]).abs().max() < 0.5 * (ends[0]["added"] - ends[1]["added"]).abs().max()
 
 
 @pytest.mark.parametrize("node", range(NODES))

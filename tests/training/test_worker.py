@@ -25,7 +25,7 @@ def spec_of(config, **changes):
     return WorkerSpec(**values | changes)
 
 
-@pytest.mark.parametrize("recipe", ["tiny", "an4", "synth"])
+@pytest.mark.parametrize("recipe", ["tiny", "synth"])
 def test_a_worker_receives_the_configuration_that_the_supervisor_has_checked(recipe):
     config = resolve(table_of(recipe), [("learners", "3")])
     sent = spec_of(config)

@@ -464,3 +464,14 @@ def test_a_caller_that_freezes_in_the_middle_of_a_request_does_not_hang_close(mo
             a._detected(tcp.Event.LOST, 1, "no heartbeat")
             closing.join(PATIENCE_S)
             assert not closing.is_alive()
+
+
+def test_listeners_hear_of_a_lost_peer_also_if_the_training_thread_closes_because_of_it():
+    with loopback(2) as (a, _):
+        told = []
+        a.on_lost(lambda peer, reason: told.append(peer))
+        waiting = a.swap(0, a.allocate(64), {1: a.allocate(64)})
+        waiting.add_done_callback(lambda _: setattr(a, "_closed", True))  # as fast as a training thread can be
+        a.lose(1, "its process ended")
+        a._closed = False  # so that it is closed at the end
+        assert told == [1]

@@ -204,10 +204,11 @@ class TcpTransport(Transport):
 
     def lose(self, peer: int, reason: str) -> None:
         """Fail what depends on `peer`, and wake the threads that are blocked on it."""
+        closed = self._closed  # before futures fail: the training thread may close because of that
         if self._liveness.lose(peer, reason):
             self._swaps.peer_finished(peer)
             self._connections.shut_down(peer)
-            if not self._closed:
+            if not closed:
                 self._tell_lost(peer, reason)
 
     def _detected(self, event: Event, peer: int, reason: str) -> None:

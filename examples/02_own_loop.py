@@ -1,8 +1,8 @@
 """A plain PyTorch loop on handwritten digits, made decentralised by the lines marked with +.
 
 python examples/02_own_loop.py                                                      # one learner
-torchrun --nproc-per-node 4 examples/02_own_loop.py --strategy adpsgd               # four
-torchrun --nproc-per-node 4 examples/02_own_loop.py --strategy adpsgd --slow 0:10   # the first ten times slower
+torchrun --nproc-per-node 4 examples/02_own_loop.py --strategy adpsgd               # four learners
+torchrun --nproc-per-node 4 examples/02_own_loop.py --strategy adpsgd --slow 0:10   # learner 0 is ten times slower
 """
 
 import argparse

@@ -28,7 +28,7 @@ def main():
     digits = load_digits()
     images = torch.tensor(digits.data, dtype=torch.float32, device=world.device) / 16
     labels = torch.tensor(digits.target, device=world.device)
-    mine = torch.arange(world.rank, 1500 // world.size * world.size, world.size)  # as many images for every process
+    mine = torch.arange(world.rank, 1500 // world.size * world.size, world.size)  # equally many images per process
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 129), nn.ReLU(), nn.Linear(129, 10)).to(world.device)

@@ -48,7 +48,7 @@ class TrainingState:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
     def load_mean(self, encoded: Sequence[Tensor]) -> None:
-        """Decode states of other learners, and take their mean over."""
+        """Decode states of other learners, and load their mean into the module and the optimizer."""
         states = [from_bytes(each.numpy().tobytes()) for each in encoded]
         self._module.load_state_dict(average.mean_module([state["module"] for state in states]))
         self._optimizer.load_state_dict(average.mean_tree([state["optimizer"] for state in states]))
@@ -73,10 +73,10 @@ class ElasticGroup:
     """The learners that train together, as one of them sees them.
 
     Args:
-        client: has registered this learner with the rendezvous.
+        client: the client of the rendezvous; this learner must be registered already.
         endpoint: connects this learner to the others.
         state: what this learner trains.
-        group_size: learners in a super-learner, which is lost as a whole when one of them is lost.
+        group_size: learners in a super-learner. If one of them is lost, the whole super-learner is lost.
 
     Attributes:
         id: of this learner.
@@ -122,7 +122,7 @@ class ElasticGroup:
         return transport
 
     def _take_mean(self, transport: Transport) -> None:
-        """Begin with the mean state of the nearest learners; if none of these answers, with the state of any other."""
+        """Begin with the mean state of the nearest learners. If none of them replies, ask the others one by one."""
         others = _nearest(self.id, self.view.membership)
         for donors in (others[:DONORS], *([other] for other in others[DONORS:])):
             fetched = wait([transport.fetch(learner) for learner in donors]).done
@@ -172,7 +172,7 @@ class ElasticGroup:
             return self._state.to_bytes(weights)
 
     def _changed(self, view: View, reason: str) -> None:
-        """There is a new view. Runs in the client's thread, so the training thread must raise what goes wrong here."""
+        """Handle a new view, in the client's thread. The transport raises errors again in the training thread."""
         learner = self._learner
         assert learner is not None
         try:
@@ -203,7 +203,7 @@ class ElasticGroup:
     def meet(self, progress: Progress) -> Progress:
         """Form a new view of all living learners.
 
-        Returns from which chunk on they train, and how many steps the newest weights have seen.
+        Returns the chunk at which they all continue, and how many steps the newest weights have seen.
 
         Raises MembershipChangedError if the learners must meet once more, LaunchError if this learner cannot go on.
         """
@@ -237,7 +237,7 @@ class ElasticGroup:
         return {learner: Progress(**value) for learner, value in self.view.values.items()}
 
     def gather(self, value: object) -> View:
-        """Wait for all living learners at the end of the run; the view has the value of each."""
+        """Wait for all living learners at the end of the run. Returns a view whose `values` has all values."""
         return self._client.barrier(self.view.membership.generation, value)
 
 
@@ -253,5 +253,5 @@ def _nearest(learner: int, membership: Membership) -> list[int]:
 
 
 def _unreachable(transport: Transport) -> list[int]:
-    """Peers whose heartbeats have stopped. A closed connection is no proof, because learners that meet close theirs."""
+    """Peers whose heartbeats have stopped. A closed connection proves nothing: learners close theirs to meet."""
     return [peer for peer, reason in transport.lost.items() if reason.startswith(NO_HEARTBEAT)]

@@ -46,15 +46,15 @@ class Learner:
     If FSDP2 has sharded the module over a dimension of a mesh, a learner is a node: the processes that hold one replica in
     shards. Each process averages its shard with the same shard of other nodes.
 
-    Raises StrategyError if module, optimizer or strategy do not fit together, PeerLostError (from `backward` or `step`)
-    when a synchronous strategy loses a peer.
+    Raises StrategyError if module, optimizer and strategy do not fit together. `backward` or `step` raises
+    PeerLostError when a synchronous strategy loses a peer.
 
     Args:
         module: what is trained.
-        optimizer: of its parameters.
+        optimizer: the optimizer of the module's parameters.
         strategy: how learners average.
-        transport: the connection to the peers; by default `init().transport()`, from the environment. With shards, to
-            the peers that hold the same shard.
+        transport: the connection to the peers; by default `init().transport()`, from the environment. With shards,
+            this is the connection to the peers that hold the same shard.
         membership: the learners that take part; by default all of the transport's. If given, the check that learners
             fit together and the broadcast of the first weights are skipped.
     """
@@ -73,7 +73,7 @@ class Learner:
         self.transport = transport or _world(self._shards).transport()
         self.membership = membership or Membership.of(self.transport.size)
         self._membership_lock = threading.Lock()  # peers are lost in threads of the transport
-        self.steps = self._steps_before = 0  # the second: those before a restart
+        self.steps = self._steps_before = 0  # `_steps_before`: the steps before a restart
         self._observed: dict[str, float] = {}
         self._wait_s = self._mix_s = 0.0
         self._began = time.perf_counter()
@@ -91,7 +91,7 @@ class Learner:
         self._averaged = set(map(id, self.replica.weights))
         members = (
             self.membership
-        )  # with a peer that is lost before `attach`, because all learners must use the same mixing
+        )  # keeps a peer that is lost before `attach`, because all learners must use the same mixing
         self.transport.on_lost(self._peer_lost)
         self.transport.on_silent(self._peer_silent)
         if not agreed:
@@ -127,7 +127,7 @@ class Learner:
 
         A collective: all learners enter it equally often, after equally many steps. Learners that may have taken different
         numbers of steps call `finish` first. Exchanges pause meanwhile. Floating-point buffers are averaged (BatchNorm's
-        variance by its second moment), integer ones are learner 0's.
+        variance by its second moment). Integer buffers are those of the first living learner.
         """
         self._warn_of_changes()
         self._run(self.strategy.drain())
@@ -138,10 +138,11 @@ class Learner:
             self.replica.mark()
 
     def mean_state_dict(self) -> dict[str, Tensor]:
-        """The whole mean model, in host memory, on one process; empty on all others. A collective, as `consensus`.
+        """The whole mean model, in host memory, on one process; empty on all others. A collective, like `consensus`.
 
-        That process is learner 0, or the first one that lives. With shards it is the first process of node 0; the others of
-        that node send it one tensor at a time. There, buffers are the mean over the first processes of all nodes.
+        That process is the first living learner, usually learner 0. With shards it is the first process of the first
+        living node; the other processes of that node send their shards, one tensor at a time. With shards, buffers are
+        the mean over the first processes of all nodes.
         """
         # Read before the consensus: peers may leave as soon as it ends, and the shards of a node must decide alike.
         first = self.membership.living[0]
@@ -180,20 +181,20 @@ class Learner:
         return self._wait_s
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart beside module and optimizer, which are up to date when this returns."""
+        """What a restart needs besides the states of module and optimizer; save those two after this call."""
         self._warn_of_changes()
         self._run(self.strategy.before_saving())
         self.replica.mark()
         return {"steps": self.steps, "strategy": self.strategy.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from there, with the weights that the module has now. With a synchronous strategy all learners do so."""
+        """Continue from `state`, with the module's current weights. If synchronous, all learners must call this."""
         self.count_from(int(state["steps"]))
         self.strategy.load_state_dict(state["strategy"])
         self.replica.mark()
 
     def count_from(self, steps: int) -> None:
-        """Count steps from here, if this learner continues the work of another."""
+        """Set the step count to `steps`, if this learner continues the work of another learner."""
         self.steps = self._steps_before = steps
 
     def reform(self, membership: Membership) -> None:

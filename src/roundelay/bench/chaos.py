@@ -155,9 +155,9 @@ def _event(event: Row, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def pace_after(rows: Sequence[Row], at_s: float, lost: int) -> float | None:
-    """Steps per second of the other learners after a loss at `at_s`, divided by theirs before it.
+    """Steps per second of the other learners after a loss at `at_s`, divided by their steps per second before the loss.
 
-    "After" is from `RECOVERY_S` after the loss on. None if the rows do not show it.
+    "After" is the time from `RECOVERY_S` to 2 * `RECOVERY_S` after the loss. None if there are too few rows.
     """
     before = after = 0.0
     for learner in {row["learner"] for row in rows if row["kind"] == "learner"} - {lost}:
@@ -178,7 +178,7 @@ def _pace(points: Sequence[tuple[float, int]], begin_s: float, end_s: float) -> 
 
 
 def stalled_s(rows: Sequence[Row], at_s: float, lost: int) -> float:
-    """The longest pause between steps of one of the other learners near a loss, minus its usual pause."""
+    """The longest pause between steps of one of the other learners near a loss, minus its median pause."""
     longest = 0.0
     for learner in {row["learner"] for row in rows if row["kind"] == "learner"} - {lost}:
         times = _step_times(rows, learner)
@@ -199,7 +199,7 @@ def _step_times(rows: Sequence[Row], learner: int) -> list[float]:
 
 
 def chunks_used(folder: Path) -> dict[str, int]:
-    """How many chunks of the run were used once, more than once and never."""
+    """How many chunks of the run were used once, more than once and never, up to the last chunk that was used."""
     used: Counter[int] = Counter()
     for path in folder.glob("chunks-*.txt"):
         used.update(int(line) for line in path.read_text().split())
@@ -211,7 +211,8 @@ def chunks_used(folder: Path) -> dict[str, int]:
 def conservation(rows: Sequence[Row]) -> dict[str, float]:
     """Sum of weights - sum of initial weights - sum of updates, over all learners. Averaging keeps it zero, up to rounding.
 
-    For a learner that died the last row counts. That row is some steps old, so the imbalance is then only an estimate.
+    Every learner counts with its last row. The last row of a learner that died is some steps old, so the imbalance is
+    then only an estimate.
     """
     last: dict[tuple[int, float], Row] = {}
     for row in rows:

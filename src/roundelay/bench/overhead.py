@@ -1,6 +1,6 @@
 """What metrics and checkpoints cost: the steps of a run in which they happen, against the other steps of the same run.
 
-Two runs, one with and one without them, cannot tell: on a machine that other programs use, runs differ by 5 %.
+A run with them and a run without them cannot be compared: on a machine that other programs use, runs differ by 5 %.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class EmulatedConfig(TaskConfig):
     """Settings of `Emulated`.
 
     Attributes:
-        parameters: of the model.
-        steps: in an epoch.
-        trace: the folder to write the beginnings of all steps to; empty: none.
+        parameters: number of parameters of the model.
+        steps: samples in an epoch. With a batch of 1, these are the steps of all learners together.
+        trace: the folder for files with the start time of every step; empty: no files.
     """
 
     parameters: int = at_least(1000, 1_000_000)
@@ -73,7 +73,7 @@ class Emulated(Task):
         return torch.ones(1, requires_grad=True)
 
     def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
-        """The number. The time of the call goes to the trace, a mapped file, which costs no more than a write to memory."""
+        """The sum of the output. Writes the time of the call to the trace, a mapped file, as fast as to memory."""
         if self._times is None and self.config.trace:
             name = Path(self.config.trace) / f"{os.environ[LEARNER]}.npy"
             self._times = open_memmap(name, mode="w+", dtype=np.float64, shape=(self.config.steps + 1,))
@@ -191,7 +191,7 @@ def _traces(folder: Path, run: Path, learners: int) -> list[Trace]:
     savings = sorted(_made(each) for each in (run / "checkpoints").iterdir() if each.is_dir())
     times = [np.load(folder / f"{learner}.npy") for learner in range(learners)]
     return [
-        Trace(each[each > 0], frozenset(wrote[learner]), savings[:-1])  # the last one is made after the last step
+        Trace(each[each > 0], frozenset(wrote[learner]), savings[:-1])  # the last checkpoint comes after the last step
         for learner, each in enumerate(times)
     ]
 

@@ -1,4 +1,4 @@
-"""`roundelay chaos`: a real run whose learners are killed, frozen and joined by others, beside the same run without faults."""
+"""`roundelay chaos`: train twice, without and with faults, and compare. Faults kill, freeze or add learners."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("recipe", metavar="RECIPE", help="as for `roundelay train`")
     add_configuration(parser)
     repeated: dict[str, Any] = {"action": "append", "default": []}
-    add("--kill", metavar="LEARNER@TIME", **repeated, help="kill a learner this many seconds after the first step")
+    add("--kill", metavar="LEARNER@TIME", **repeated, help="kill a learner TIME seconds after the first row of metrics")
     add(
         "--freeze",
         metavar="LEARNER@TIME:DURATION",
         **repeated,
-        help="freeze a learner at this time, for this many seconds",
+        help="freeze a learner at this time, for DURATION seconds",
     )
     add("--join", metavar="LEARNER@TIME", **repeated, help="start another learner, or restart one that was killed")
     add("--out", type=Path, metavar="DIR", help="keep both runs here (default: runs/chaos-RECIPE-DATE-TIME)")

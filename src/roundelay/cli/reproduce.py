@@ -1,4 +1,4 @@
-"""`roundelay reproduce`: test the papers' claims, each by an experiment whose data give the verdict."""
+"""`roundelay reproduce`: test the claims of the papers. Each claim has an experiment that gives a verdict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roundelay.errors import UsageError, unknown
 if TYPE_CHECKING:
     from roundelay.papers import Claim, Finding
 
-FIRST_SEED = 100  # settings were chosen with seeds 0 to 4, so these seeds cannot confirm a claim
+FIRST_SEED = 100  # settings were chosen with seeds 0 to 4, so claims need other seeds
 FEWEST_SEEDS = 3  # fewer give no useful interval
 CLAIM_NAMES = ("mixing", "large-batches", "stragglers", "delay-by-one", "rate", "equal-bytes")
 

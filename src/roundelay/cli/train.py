@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continue the run in --out from its newest checkpoint, or from the checkpoint at SAMPLES samples",
     )
     add("--join", metavar="RUN", help="add a learner to a run under way: its directory, or HOST:PORT of its rendezvous")
-    add("--rendezvous", metavar="HOST:PORT", help="meet learners of other machines there; see `roundelay rendezvous`")
+    add("--rendezvous", metavar="HOST:PORT", help="the server of a run on several machines; see `roundelay rendezvous`")
     add("--here", type=positive_int, metavar="N", help="with --rendezvous: learners to start on this machine")
     add_security(parser)
     add("--show-config", action="store_true", help="print the whole configuration as TOML, and start nothing")
@@ -104,7 +104,10 @@ def _learners_here(config: Config, args: argparse.Namespace) -> list[int | None]
 
 
 def _share(config: Config, folder: Path, args: argparse.Namespace) -> int | None:
-    """Prepare a directory that all machines of a run see. The first machine begins the run in it."""
+    """Prepare the shared directory of a run on several machines. The first machine begins the run there.
+
+    Returns the samples seen at the checkpoint to resume from; None for a new run.
+    """
     from roundelay.training import recipes, run_directory
 
     if args.out is None:

@@ -20,14 +20,16 @@ from roundelay.transport.tcp import TcpTransport
 class Endpoint(Protocol):
     """Makes a new transport for every view that a learner connects to.
 
-    The order is `open`, then tell the address to the rendezvous, then `connect` to the view that it answers with.
+    Call `open` first, and tell the address to the rendezvous. The rendezvous replies with a view; then call `connect`.
     """
 
     def open(self) -> Address:
         """Listen for the peers of the next transport, and return the address to tell them."""
 
     def connect(self, learner: int, view: View, *, joining: bool) -> Transport:
-        """Connect learner `learner`, this one, to all others of the view. With `joining` they are under way already.
+        """Connect this learner, whose id is `learner`, to all others of the view.
+
+        With `joining`, the others already train and are connected to each other.
 
         Raises PeerLostError if a peer cannot be reached.
         """

@@ -42,7 +42,7 @@ class World:
         size: number of learners in the run.
         local_rank: rank of this learner among those of its machine.
         local_size: number of learners on this machine; the natural size of a super-learner.
-        ranks: of the learners in torch's world, if they are not all of it.
+        ranks: torch's ranks of these learners; empty if every process of torch's world is one of them.
     """
 
     rank: int
@@ -59,7 +59,7 @@ class World:
         return torch.device("cpu")
 
     def transport(self, *, share_memory: bool = True) -> Transport:
-        """Connect to all peers. All learners must call this equally often, because it gathers addresses.
+        """Connect to all peers. This is a collective call, because it gathers addresses: all learners must make it.
 
         Args:
             share_memory: exchange through shared memory, not sockets, with learners of the same machine.
@@ -110,7 +110,7 @@ class World:
         return replace(self, rank=ranks.index(self.rank), size=len(ranks), local_size=local_size, ranks=ranks)
 
     def _gather(self, mine: bytes, width: int) -> list[bytes]:
-        """Gather the bytes of all learners. All processes of torch's world call this, also those of other worlds."""
+        """Gather the bytes of this world's learners. All processes of torch's world must call this."""
         gathered = gather_bytes(mine, width)
         return [gathered[rank] for rank in self.ranks] if self.ranks else gathered
 
@@ -118,8 +118,8 @@ class World:
 def init() -> World:
     """Join the run that the environment describes.
 
-    Under torchrun, or another launcher that sets RANK and WORLD_SIZE, this initialises the process group, unless that was done
-    before. Without these variables and without a process group it is a world of one.
+    Under torchrun, or another launcher that sets RANK and WORLD_SIZE, this initialises the process group if the
+    caller has not done so. Without these variables and without a process group, it returns a world of one learner.
 
     Raises LaunchError if a variable is missing or the process group has no backend for CPU tensors.
 
@@ -148,7 +148,7 @@ def init() -> World:
 
 
 def adopt_slurm() -> None:
-    """Under `srun` without torchrun, set torchrun's variables from Slurm's."""
+    """Under `srun` without torchrun, set RANK, WORLD_SIZE and the LOCAL_ variables from Slurm's; not MASTER_ADDR."""
     if "RANK" in os.environ or "SLURM_PROCID" not in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) < 2:
         return
     os.environ["RANK"], os.environ["WORLD_SIZE"] = os.environ["SLURM_PROCID"], os.environ["SLURM_NTASKS"]
@@ -172,8 +172,8 @@ def parsed_address(text: str) -> Address:
 def host_store(host: str) -> tuple[object, Address]:
     """Open a store through which process groups form. Returns the store, which must be kept, and its address.
 
-    It lives in the supervisor or the rendezvous, because a store in learner 0 would die with that learner. It has no
-    authentication.
+    The process of the supervisor or of the rendezvous calls this, because a store in learner 0 would die with that
+    learner. The store has no authentication.
     """
     listener = socket.create_server((host, 0))  # without a socket given, a store listens on all interfaces
     port = listener.getsockname()[1]
@@ -190,7 +190,10 @@ def joined_store(address: Address) -> object:
 
 
 def gather_bytes(mine: bytes, width: int) -> list[bytes]:
-    """Gather the bytes of all processes, padded to `width`, in order of rank. Objects would be unpickled, so we send tensors."""
+    """Gather the bytes of all processes, padded to `width`, in order of rank.
+
+    This sends tensors, because `all_gather_object` would unpickle what other processes send.
+    """
     padded = torch.tensor(list(mine.ljust(width, b"\0")), dtype=torch.uint8)
     gathered: list[Tensor] = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, padded)
@@ -200,8 +203,8 @@ def gather_bytes(mine: bytes, width: int) -> list[bytes]:
 def _address_towards(host: str) -> str:
     """The address of the interface that leads to `host`. No packet is sent.
 
-    On `host` itself this may be a loopback address (Debian's 127.0.1.1), which other machines cannot reach. Then it is the
-    address of the interface of the default route.
+    On `host` itself this may be a loopback address (Debian's 127.0.1.1), which other machines cannot reach. Then
+    this returns the address of the interface of the default route.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))

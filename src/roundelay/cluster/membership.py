@@ -1,4 +1,4 @@
-"""Membership: which learners live, and how often that has changed. A view adds where the learners are."""
+"""Membership: which learners are alive, and its generation. A view adds the addresses of the learners."""
 
 from __future__ import annotations
 

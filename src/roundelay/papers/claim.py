@@ -67,7 +67,7 @@ Figures = dict[str, Interval | float]
 class Line:
     """One line of a plot: y over x, with one row of `ys` for each seed.
 
-    A prediction is `dashed`. `beside` is the label of the measured line that it belongs to; both get the same colour.
+    A prediction is `dashed`; `beside` is the label of the measured line that it predicts. Both have the same colour.
     """
 
     label: str
@@ -124,7 +124,7 @@ class Claim:
     experiment: Callable[[Sequence[int], Progress], Finding] = field(repr=False)
 
     def document(self, finding: Finding, seeds: Sequence[int], cpu_s: float) -> dict[str, Any]:
-        """The claim and its finding as JSON has them."""
+        """The claim and its finding as a dictionary that can be written as JSON."""
         figures = {
             name: vars(value) if isinstance(value, Interval) else value for name, value in finding.figures.items()
         }

@@ -5,7 +5,7 @@ Sending a model takes 0.3 of a step. Rivals are allreduce, DPSGD on the fixed an
 the random ring.
 
 Figures: virtual time and samples to a consensus loss of 0.2, divided by those of delay-by-one, seed by seed. One more
-line says how fast allreduce would be if its communication were hidden completely; this line is not a rival.
+figure says how fast allreduce would be if its communication were hidden completely; it is not a rival.
 
 Verdict: reproduced if every rival takes longer, with 95 % confidence. Not reproduced if one rival is faster, with 95
 % confidence.

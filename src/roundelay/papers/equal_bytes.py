@@ -8,7 +8,7 @@ Figures: consensus loss and spread at the end; the loss of the random ring divid
 seed.
 
 Verdict: reproduced if the random ring's loss is at most 1.05 times that of every rival, with 95 % confidence. Not
-reproduced if it is more than 1.05 times that of the best rival, with 95 % confidence.
+reproduced if the random ring's loss is more than 1.05 times that of the best rival, with 95 % confidence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALIKE = 1.05  # a loss ratio up to this counts as "as good as"
 
 
 class Sometimes(Mixing):
-    """Another mixing in every `every`-th round; no mixing in the rounds between.
+    """A mixing that applies another mixing in every `every`-th round, and none in the rounds between.
 
     >>> halved = Sometimes(ring(4), every=2)
     >>> halved.neighbours(0, round=0), halved.neighbours(0, round=1)
@@ -40,13 +40,13 @@ class Sometimes(Mixing):
         self._mixing, self._every = mixing, every
 
     def row(self, rank: int, round: int = 0) -> dict[int, float]:
-        """A row of the other mixing, or of the identity matrix."""
+        """A row of the other mixing, or of the identity matrix in a round without mixing."""
         number, resting = divmod(round, self._every)
         return {rank: 1.0} if resting else self._mixing.row(rank, number)
 
 
-# All send one model per learner and step: a ring sends two in every second step, and so does full averaging by a ring allreduce,
-# up to a factor (n-1)/n.
+# Every entry sends one model per learner and step. A ring sends two models in every second step. So does full averaging
+# by a ring allreduce, up to a factor (n-1)/n.
 RIVALS: dict[str, Callable[[int], Mixing]] = {
     "random ring, every 2nd step": lambda seed: Sometimes(random_ring(LEARNERS, seed), 2),
     "random matching": lambda seed: random_matching(LEARNERS, seed),
@@ -116,7 +116,7 @@ CLAIM = Claim(
     name="equal-bytes",
     sentence="At equal bytes the randomised ring is as good as matchings, exponential and base graphs and full averaging.",
     setting=f"digits, MLP 64-32-10, {LEARNERS} learners x {BATCH} samples, lr {LR}, momentum 0.9, static shards, {STEPS} steps, "
-    "one model sent per learner and step: a graph that needs two mixes in every second step",
+    "one model sent per learner and step: a graph that needs two models per round mixes only in every second step",
     differs="the papers compare the random ring with the fixed ring and with allreduce only, and not at equal bytes",
     experiment=experiment,
 )

@@ -1,7 +1,7 @@
 """Claim 1: randomised mixing restores the spectral gap, and with it convergence, for many learners (arXiv:2002.01119).
 
 Setting: DPSGD on handwritten digits, on the fixed ring and on a ring that is drawn anew in each round. There are 64
-learners, and as controls 4 learners, and 64 learners without momentum.
+learners. The two controls are 4 learners, and 64 learners without momentum.
 
 Figures: consensus loss and spread of the fixed ring, divided by those of the random ring, seed by seed.
 

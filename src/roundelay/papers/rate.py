@@ -3,8 +3,8 @@ r"""Claim 5: the convergence rate is $O(1/\sqrt{K})$ with linear speed-up in n; 
 Setting: quadratics $f_i(x) = \tfrac{h_i}{2}(x - b_i)^2$ with gradient noise of variance $\sigma^2$; every learner has
 its own curvature and minimum. DPSGD, $x \leftarrow W x - \alpha (h \odot (x - b) + \text{noise})$, is then linear,
 and $A = W - \alpha\,\mathrm{diag}(h)$ is symmetric. So the mean over K steps of $E\,|\nabla f(\bar x_k)|^2$ is a sum
-of geometric series in the eigenvalues of A: the prediction. Runs of the recursion with sampled noise are measured
-beside it.
+of geometric series in the eigenvalues of A. This sum is the prediction. It is compared with runs of the recursion with
+sampled noise.
 
 Figures: the exponents of the mean squared gradient in K and in n, and of the transient in the inverse gap. The
 transient is the number of steps until a ring is as good as full averaging, up to a factor 2.
@@ -34,7 +34,7 @@ SIZES = (1, 2, 4, 8, 16, 32)
 LAZINESS = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)  # e in W' = (1 - e) I + e W: the smaller e, the smaller the gap
 TRANSIENT_SIZE, TWICE = 16, 2.0
 UNLIKE = (
-    100.0  # distance of the learners' minima; when minima are close, a ring is never twice as bad and has no transient
+    100.0  # standard deviation of the learners' minima; if they are close, a ring is never twice as bad: no transient
 )
 LONG = tuple(2.0**power for power in range(4, 47))
 
@@ -103,7 +103,7 @@ def _lazy(laziness: float) -> Mixing:
 def transient(problem: _Quadratics, mixing: Mixing) -> float:
     """Steps K after which the mean squared gradient stays below twice that of full averaging, interpolated.
 
-    NaN if it is never twice as large: then there is no transient.
+    NaN if the mean squared gradient is never twice as large: then there is no transient.
     """
     W, mean = mixing.matrix(), complete(mixing.size).matrix()
     ratios = [predicted(problem, W, K) / predicted(problem, mean, K) for K in LONG]

@@ -24,7 +24,7 @@ MOMENTUM = 0.9
 
 @dataclass
 class Curve:
-    """Training loss of the mean model, with the virtual time and the samples of all learners that it took to get there."""
+    """Training loss of the mean model over virtual time, and over the samples that all learners have used."""
 
     seconds: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
@@ -97,7 +97,7 @@ class AsynchronousRun:
         batch: samples per learner and step.
         lr: the learning rate, from the number of samples that all learners have used.
         compute_s: virtual seconds that a step computes, by learner.
-        model_bytes: what a model counts as on `links`.
+        model_bytes: the size that a model counts as on `links`.
     """
 
     problem: Problem
@@ -146,11 +146,11 @@ def _mean_weights(learners: Sequence[VirtualLearner]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def mean_loss(module: nn.Module, weights: dict[str, Tensor], examples: Examples) -> float:
-    """Cross-entropy of `module` with other weights."""
+    """Cross-entropy of `module` with `weights` in place of its own."""
     return float(nn.functional.cross_entropy(functional_call(module, weights, (examples[0],)), examples[1]))
 
 
 @torch.no_grad()
 def accuracy(module: nn.Module, weights: dict[str, Tensor], examples: Examples) -> float:
-    """Share of the examples that `module` with other weights classifies correctly."""
+    """Share of the examples that `module`, with `weights` in place of its own, classifies correctly."""
     return float((functional_call(module, weights, (examples[0],)).argmax(dim=1) == examples[1]).float().mean())

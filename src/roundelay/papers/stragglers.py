@@ -3,8 +3,8 @@
 Setting: 16 and 64 learners on handwritten digits; learner 0 is 1, 2, 10 or 100 times slower. An exchange takes a
 tenth of a step.
 
-Figures: virtual time to a consensus loss of 0.5, divided by the time without a slow learner, seed by seed. And the
-limit: the accuracy on two digits whose images only the slow learner has.
+Figures: virtual time to a consensus loss of 0.5, divided by the time without a slow learner, seed by seed. One more
+figure shows the limit of ADPSGD: the accuracy on two digits whose images only the slow learner has.
 
 Verdict, with learner 0 100 times slower: reproduced if ADPSGD takes at most 2 times as long, on both rings, both
 sizes and every seed, and the synchronous strategies at least 50 times as long. Not reproduced if ADPSGD takes more
@@ -29,7 +29,7 @@ from roundelay.topology import Mixing, random_ring, ring
 BATCH, LR, TARGET = 8, 0.1, 0.5
 SIZES, FACTORS = (16, 64), (1.0, 2.0, 10.0, 100.0)
 LINKS, MODEL_BYTES = Links(bandwidth_Bps=1.0), 0.05  # in steps: an exchange, a model each way, takes a tenth of a step
-PATIENCE_STEPS = 150  # usual steps after which a run gives up, and after which the limit is measured
+PATIENCE_STEPS = 150  # a run gives up after the time of so many usual steps; the limit is measured then too
 RARE = (8, 9)  # the digits that only the slow learner has, in the experiment on the limit
 COPES = 2.0  # "copes": with one learner 100 times slower the target takes at most twice as long
 ASYNCHRONOUS: dict[str, Callable[[int, int], Mixing]] = {

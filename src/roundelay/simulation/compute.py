@@ -69,9 +69,11 @@ def frozen(base: Compute, learner: int, at_s: float, for_s: float) -> Compute:
 
 
 def trace(seconds_of: Sequence[Sequence[float]]) -> Compute:
-    """Measured times, one row for each learner; after the last time of a row its first time comes again.
+    """Measured times, one row for each learner; a row starts again after its last time.
 
-    More learners than rows use the rows again. Raises RoundelayError if a row is empty or has a negative time.
+    If there are more learners than rows, the rows are used again from the first.
+
+    Raises RoundelayError if a row is empty or has a negative time.
     """
     for learner, row in enumerate(seconds_of):
         if not row or min(row) < 0:

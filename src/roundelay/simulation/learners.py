@@ -30,7 +30,7 @@ class VirtualLearner:
     Attributes:
         gradient: `gradient(step)` fills the gradients of the module.
         compute_s: `compute_s(step)` is the virtual time that the step computes.
-        membership: who takes part when this learner starts; None: all learners of the network.
+        membership: the learners that take part when this learner starts; None: all learners of the network.
     """
 
     module: nn.Module

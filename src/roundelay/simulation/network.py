@@ -81,7 +81,7 @@ class Ports:
         self._between: tuple[_FreeAt, _FreeAt] = (defaultdict(float), defaultdict(float))  # outward and inward, by node
 
     def arrival(self, sender: int, receiver: int, nbytes: float, now: float) -> float:
-        """The time at which a message that is sent at `now` arrives; both ports are busy until the message has passed."""
+        """The time at which a message that is sent at `now` arrives; each port is busy until the message has passed."""
         links = self.links
         a, b = sender // links.node_size, receiver // links.node_size
         if a == b:
@@ -123,9 +123,9 @@ class ModelledNetwork(SimulatedNetwork):
         return self.model_bytes if self.model_bytes is not None and nbytes else nbytes
 
     def freeze(self, rank: int, at: float, for_s: float) -> None:
-        """Hold up all messages to and from learner `rank` for `for_s` seconds; wrap its compute time in `compute.frozen` too.
+        """Delay all messages to and from learner `rank`, from virtual time `at` on for `for_s` seconds.
 
-        Its peers lose it if its heartbeats are missing for too long.
+        Compute time is not changed: wrap it in `compute.frozen` too. Peers lose the learner if `for_s` > LOST_AFTER_S.
         """
         now = self.clock.now()
         self.clock.call_later(at - now, lambda: self._frozen_until.__setitem__(rank, at + for_s))
@@ -160,5 +160,5 @@ class ModelledNetwork(SimulatedNetwork):
         return super().gather(transport, values, members, source)
 
     def seconds(self, nbytes: int) -> float:
-        """Half of the time of the collective that is being gathered; a collective takes twice the time of a message."""
+        """Half of the current collective's time, because the base class counts a collective as two messages."""
         return self._half_collective_s

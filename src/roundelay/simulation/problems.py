@@ -60,7 +60,7 @@ class Shards:
         return self.examples[0][chosen], self.examples[1][chosen]
 
     def own(self, learner: int, step: int, size: int) -> Examples:
-        """The batch of one learner, for learners that do not step together; it differs from that of `batch`."""
+        """The batch of one learner, for learners that do not step together; other samples than in `batch`."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) * 65_537 + learner)
         chosen = self.of[learner, torch.randint(self.of.shape[1], (size,), generator=generator)]
         return self.examples[0][chosen], self.examples[1][chosen]

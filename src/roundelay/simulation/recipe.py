@@ -41,7 +41,7 @@ class SimulatedRun:
     Args:
         config: of the run.
         folder: of the run; `run_directory.begin` has made it.
-        links: the cluster. A node of it is one machine for `group_size = 0`.
+        links: the cluster. With `group_size = 0`, the learners of one node form a super-learner.
         compute: gives the duration of every step.
 
     Raises ConfigError if the task is judged by a figure that it does not have.
@@ -60,7 +60,7 @@ class SimulatedRun:
         self._arrived: dict[int, int] = {}
 
     def run(self, progress: ReportProgress = lambda part: None) -> dict[str, Any]:
-        """Train and write the result; what results.json holds. If interrupted, the metrics so far stay."""
+        """Train, write the result, and return the content of results.json. If interrupted, the metrics so far stay."""
         for learner in self.learners:
             self.clock.spawn(learner.process(progress), f"learner {learner.rank}")
         try:

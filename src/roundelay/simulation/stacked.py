@@ -1,4 +1,4 @@
-r"""Synchronous learners all at once: replicas are the rows of stacked tensors, and their gradients are one batched call.
+r"""All synchronous learners in one tensor: replicas are the rows, and one batched call computes all gradients.
 
 With $X$ the replicas as rows and $G_i = g_i(x_i)$, a step of an elementwise optimizer (SGD, Adam) is
 
@@ -27,11 +27,11 @@ from roundelay.topology import Mixing
 
 Loss = Callable[[nn.Module, Any], Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
-KEPT_ROUNDS = 8  # of a periodic mixing, so that a fixed graph is read once
+KEPT_ROUNDS = 8  # rounds whose running means are cached, so that a fixed graph is read only once
 
 
 class StackedStrategy:
-    """What a strategy does to all learners at once: hooks with the names and the order of `Strategy`, in place."""
+    """A strategy for all learners at once: the hooks of `Strategy`, in the same order, change stacked tensors."""
 
     def after_backward(self, gradients: list[Tensor]) -> None:
         """Change the gradients (learners, ...) before the user's clipping."""
@@ -99,7 +99,7 @@ class StackedDPSGD(StackedStrategy):
 
 
 def _replace_by_mean(stacked: Tensor) -> None:
-    """Each row <- the mean of the rows, summed in order of rank as a collective on the virtual clock is."""
+    """Each row <- the mean of the rows, summed in order of rank, like a collective on the virtual clock."""
     total = stacked[0].clone()
     for row in stacked[1:]:
         total += row

@@ -23,10 +23,10 @@ from roundelay.weights import Flat
 
 
 class Audit:
-    """Sums over all weights of one learner: those that it began with, and what its steps have added.
+    """Sums over all weights of one learner: the sum at the beginning, and what the steps of this learner have added.
 
-    Make it before the `Learner`: its hook after a step must run before the learner's, while the parameters are the weights
-    that exchanges act on.
+    Make the audit before the `Learner`. Then the audit's post-step hook runs before the learner's post-step hook, while
+    the parameters still are the weights that exchanges change.
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer, path: Path) -> None:
@@ -37,9 +37,10 @@ class Audit:
 
     @contextlib.contextmanager
     def watching(self, optimizer: Optimizer) -> Iterator[None]:
-        """Count the steps in this block, from the weights of this moment.
+        """Sum the updates of the steps in this block. The weights at its beginning count as the initial weights.
 
-        Enter it after the `Learner` is made: its hook before a step must run after the learner's, which brings weights in.
+        Enter the block after the `Learner` is made. Then the audit's pre-step hook runs after the learner's,
+        which brings the averaged weights in.
         """
         self._initial, self._updates = _sum(self._weights), 0.0
         hook = optimizer.register_step_pre_hook(self._note)
@@ -55,11 +56,11 @@ class Audit:
         self._updates += _sum(self._weights) - self._before
 
     def used(self, chunk: int) -> None:
-        """Write down that the weights include a step on this chunk."""
+        """Record in the file that this learner has taken a step on this chunk."""
         os.write(self._file, f"{chunk}\n".encode())
 
     def figures(self, live: Flat | None) -> dict[str, float]:
-        """The sums, for the metrics; `live` are the weights if they are not the module's own."""
+        """The sums, for the metrics. `live`: the live weights; None if the module's own weights are the live ones."""
         now = _sum(self._weights if live is None else live.views)
         return {"sum_initial": self._initial, "sum_updates": self._updates, "sum_weights": now}
 

@@ -16,13 +16,16 @@ from roundelay.training.schedule import Schedule
 
 
 def strategy_of(config: Config, local_size: int | None = None) -> Strategy:
-    """A new strategy, as the configuration names it. What it can do is known before it is attached to a learner.
+    """A new strategy, as the configuration names it, not yet attached to a learner.
+
+    Its properties, such as `uses_collectives`, can be read already.
 
     Args:
         config: of the run.
-        local_size: learners on this machine, which are a group if `group_size` is 0; by default all of the run.
+        local_size: number of learners on this machine. It is the size of a group if `group_size` is 0. By default all
+            learners of the run.
 
-    Raises StrategyError or TopologyError for a strategy or a topology that there is not.
+    Raises StrategyError or TopologyError for an unknown strategy or topology.
     """
     between = strategy_named(
         config.strategy,

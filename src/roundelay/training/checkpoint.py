@@ -5,7 +5,7 @@
                                 manifest.json           written when the files of all learners are there
     checkpoints/best.json                               which checkpoint has the best figures
 
-The folder is named by the samples that all learners have used. Every file is written under another name, flushed and
+The name of the folder is the number of samples seen. Every file is written under a temporary name, flushed and
 renamed, so a file with its final name is complete. Every learner writes in a background thread and waits for no other.
 """
 
@@ -53,7 +53,7 @@ class Checkpoint:
         return self.folder / self.files[learner][0]
 
     def verify(self) -> None:
-        """Raise CheckpointError, with the name of the file, if a file is not as it was written."""
+        """Raise CheckpointError, with the name of the file, if a file cannot be read or its checksum is wrong."""
         for learner, (_, expected) in self.files.items():
             path = self.path(learner)
             try:
@@ -97,7 +97,10 @@ def at(folder: Path, samples_seen: int) -> Checkpoint:
 
 
 def abandon_after(folder: Path, samples_seen: int) -> None:
-    """Move checkpoints after `samples_seen` to a folder abandoned-DATE: a run that goes on from there writes new ones."""
+    """Move checkpoints after `samples_seen` to a folder abandoned-DATE.
+
+    A run that resumes at `samples_seen` writes new checkpoints with the same names.
+    """
     later = [
         path for path in folder.iterdir() if path.is_dir() and path.name.isdigit() and int(path.name) > samples_seen
     ]
@@ -111,7 +114,8 @@ def abandon_after(folder: Path, samples_seen: int) -> None:
 def choose(folder: Path, samples_seen: int | None = None) -> Checkpoint:
     """The newest complete checkpoint, or the one at `samples_seen`, with its files verified.
 
-    Raises CheckpointError if there is none, or if a file is torn or altered; then the message names another checkpoint.
+    Raises CheckpointError if there is no such checkpoint, or if one of its files is torn or altered. In the second case
+    the message names another checkpoint that can be used, if there is one.
     """
     names = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))
     if not names:
@@ -176,7 +180,7 @@ class Checkpoints:
         return self.folder / _name(samples_seen) / f"learner-{learner}.safetensors"
 
     def wait(self) -> None:
-        """Wait until the last `save` is written. A full disk is logged, not raised."""
+        """Wait until the last `save` is written. An OSError, such as a full disk, is logged and not raised."""
         if self._writing is None:
             return
         try:
@@ -206,7 +210,7 @@ class Checkpoints:
         self._complete(folder, samples_seen, learners)
 
     def _complete(self, folder: Path, samples_seen: int, learners: tuple[int, ...]) -> None:
-        """Write the manifest if all files are there. Files of learners that saved and left are part of it, too."""
+        """Write the manifest if all files are there. It also lists the files of learners that saved and then left."""
         entries = [json.loads(entry.read_text()) for entry in sorted(folder.glob("learner-*.json"))]
         if not {entry["learner"] for entry in entries} >= set(learners):
             return
@@ -226,7 +230,10 @@ class Checkpoints:
         return None
 
     def _prune(self) -> None:
-        """Remove checkpoints that are older than the newest `keep` complete ones. Incomplete newer ones are still written to."""
+        """Remove checkpoints that are older than the newest `keep` complete ones, except the best one.
+
+        Newer incomplete checkpoints stay, because learners still write to them.
+        """
         names = sorted(path.parent.name for path in self.folder.glob(f"*/{MANIFEST}"))
         best = self.best()
         for path in sorted(self.folder.iterdir()):
@@ -236,7 +243,7 @@ class Checkpoints:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file under another name, flush it to the disk and rename it, so that `path` is never half written."""
+    """Write a file under a temporary name, flush it to the disk and rename it, so that `path` is never half written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         with temporary.open("wb") as file:

@@ -1,4 +1,4 @@
-"""The configuration of a run: frozen dataclasses, with the smallest allowed value of their fields."""
+"""The configuration of a run: frozen dataclasses whose fields state their allowed range."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fraction(default: float) -> Any:  # noqa: ANN401
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """The settings of a task that has none. A task with settings derives a frozen dataclass from this one."""
+    """Base class of the settings of a task, without fields. A task with settings derives a frozen dataclass from it."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,10 @@ class ScheduleConfig:
         reference_batch: the batch for which `optimizer.lr` is meant. The rate grows linearly with the batch of all learners
             together. 0: no scaling.
         warmup_epochs: epochs in which the rate rises linearly from the unscaled to the scaled one.
-        shape: constant; factor: times `factor` per epoch from epoch `decay_after_epochs` on; cosine: falls to zero.
-        factor: 1/sqrt(2) in the papers.
-        decay_after_epochs: the epoch at which `factor` begins.
+        shape: constant; factor: multiplied by `factor` every epoch from epoch `decay_after_epochs` on; cosine: falls to
+            zero at the end of the run.
+        factor: the multiplier of shape factor; 1/sqrt(2) in the papers.
+        decay_after_epochs: for shape factor: the epoch at which the rate is multiplied for the first time.
     """
 
     reference_batch: int = at_least(0, 0)
@@ -133,12 +134,12 @@ class Config:
         topology: which learners average with each other: a name of `roundelay.topology`, a graph or matrix file, or
             `module:function`. Strategies that average over all learners ignore it.
         group_size: learners per super-learner; 1: none; 0: the learners of one machine.
-        max_lead: for adpsgd: after so many own steps without an exchange a learner waits for one.
+        max_lead: for adpsgd: after this many own steps without an exchange, a learner waits for an exchange.
         wire: for adpsgd: the type in which float32 weights travel between machines.
-        min_learners: if fewer learners live, the run is saved and stopped.
+        min_learners: if fewer learners than this are alive, the run is saved and stopped.
         seed: of weights, shuffling, augmentation and random topologies.
-        slow: `LEARNER:FACTOR` makes the steps of a learner so many times longer; several are separated by commas.
-        settings: those of the task.
+        slow: `LEARNER:FACTOR` makes the steps of this learner FACTOR times longer. Separate several entries by commas.
+        settings: the settings of the task.
     """
 
     task: str
@@ -160,7 +161,9 @@ class Config:
     metrics: MetricsConfig = MetricsConfig()
 
     def slowness(self) -> dict[int, float]:
-        """The factor of every slowed learner. Raises ConfigError if `slow` has another form than `LEARNER:FACTOR`.
+        """The factor of every slowed learner, by its id.
+
+        Raises ConfigError for an entry of `slow` that is not `LEARNER:FACTOR`, an unknown learner, or a factor below 1.
 
         >>> Config("m:T", slow="0:10,3:2").slowness()
         {0: 10.0, 3: 2.0}

@@ -1,4 +1,4 @@
-"""Tables of plain values, as TOML has them, from and to dataclasses. Every key and value is checked."""
+"""Reads dataclasses from tables of plain values, checks every key and value, and writes such tables as TOML."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _described(hint: Any) -> str:  # noqa: ANN401
 
 
 def assigned(kind: type, table: dict[str, Any], key: str, text: str, path: str = "") -> dict[str, Any]:
-    """The table with the dotted `key` set to the value that `text` stands for.
+    """A copy of the table in which the dotted `key` has the value that `text` stands for.
 
     Raises ConfigError for a key that `kind` does not have.
 

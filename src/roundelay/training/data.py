@@ -1,7 +1,7 @@
 """Which samples a step uses: chunks of a shuffled order of all samples, numbered through the whole run.
 
 A *chunk* is the samples that one learner, or one group of learners, uses in one step. Chunks are numbered through all
-epochs, so the number of a chunk also says how far the run is. The learning rate of a step follows from it.
+epochs, so the number of a chunk also says how far the run is. The learning rate of a step is computed from that number.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class Chunks:
 
 
 class Draw(NamedTuple):
-    """What a step uses: `number` counts the budget of the run, `chunk` says which samples. They differ for static shares."""
+    """What a step uses: `number` counts the budget of the run, `chunk` says which samples.
+
+    The two differ only for learners that have static shares and do not step together.
+    """
 
     number: int
     chunk: int
@@ -73,7 +76,7 @@ class Draws(ABC):
         """The next draw; None if there is none left. May block."""
 
     def more(self) -> bool:
-        """After `next` gave None: whether another draw is there now. Blocks until that is certain."""
+        """Call this after `next` returned None: whether there is a draw again. May block until this is certain."""
         return False
 
     def __iter__(self) -> Iterator[Draw]:
@@ -103,13 +106,20 @@ class EqualDraws(Draws):
 
 
 class SharedCursor(Protocol):
-    """Counts the budget of a run for all learners. The rendezvous does."""
+    """Counts the budget of a run for all learners. The client of the rendezvous implements it."""
 
     def declare_budget(self, total: int, used: Sequence[int]) -> None:
         """Set the number of chunks in the run, and the numbers that were used before. Only the first call counts."""
 
     def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:
-        """Draw `index` of `group`; None if no number is left. If `patient`, wait for numbers that may be given back."""
+        """The number of draw `index` of `group`; None if no number is left.
+
+        Args:
+            group: the group that draws.
+            index: which draw of the group this is, from 0. The same index gives the same number again.
+            done: how many draws the weights include. If the learner is lost, its other draws are given out again.
+            patient: if all numbers are given out, wait until none can be given back any more.
+        """
 
 
 @dataclass(frozen=True)
@@ -130,7 +140,8 @@ class SharedDraws(Draws):
     Args:
         cursor: of the run.
         group: the group that draws. Every member asks for itself, and all members get the same answer.
-        done: returns how many draws of this learner are part of its weights. Others may be given to another learner.
+        done: returns how many draws of this learner are part of its weights. If this learner is lost, its other draws
+            are given to another learner.
         share: the chunks of the group; None with dynamic sharding.
     """
 
@@ -155,7 +166,7 @@ class SharedDraws(Draws):
 
 
 class _DrawDataset(Dataset[Any]):
-    """Makes a batch from a draw; in the worker processes of a DataLoader, if there are any."""
+    """Makes a batch from a draw. Runs in the worker processes of a DataLoader, if it has any."""
 
     def __init__(self, task: Task, chunks: Chunks, member: int, members: int) -> None:
         self._task, self._chunks, self._member, self._members = task, chunks, member, members
@@ -171,8 +182,8 @@ def batches(
 ) -> Iterator[tuple[Draw, int, Batch]]:
     """For every draw: the draw, the number of samples, and the batch of one member.
 
-    `workers` processes prepare the batches; with 0 the caller's thread does. A batch does not depend on the process that
-    prepares it, because its random numbers come from the number of its chunk.
+    `workers` processes prepare the batches; with 0 the caller's thread prepares them. A batch does not depend on
+    the process that prepares it, because its random numbers come from the number of its chunk.
     """
     loader = DataLoader(
         _DrawDataset(task, chunks, member, members),
@@ -180,7 +191,7 @@ def batches(
         batch_size=None,
         num_workers=workers,
         multiprocessing_context="spawn" if workers else None,  # a fork would not have the threads of this process
-        generator=torch.Generator(),  # otherwise the loader would draw from torch's default generator, as training does
+        generator=torch.Generator(),  # otherwise the loader would change the default generator of training
     )
     return iter(loader)
 

@@ -17,15 +17,15 @@ from rich.text import Text
 from roundelay.training.metrics import Row
 
 LINE_EVERY_S = 10.0  # between two lines when the output is no terminal
-MOST_ROWS = 32  # of more learners the table shows every second, third ... one
+MOST_ROWS = 32  # with more learners, the table shows only every second, third, ... learner
 _COLUMNS = ("learner", "steps", "samples/s", "loss", "staleness", "spread", "exch./step", "waits")
 
 
 class Display:
-    """Shows the metrics of a run from construction on. The caller calls `update` a few times a second.
+    """Shows the metrics that learners write after construction. The caller calls `update` a few times a second.
 
     Args:
-        path: the metrics file; rows that it has already belong to an earlier part of the run and are not shown.
+        path: the metrics file. Rows already in the file belong to an earlier part of the run and are not shown.
         learners: number of learners that begin the run.
         console: by default standard error.
 

@@ -20,7 +20,7 @@ from roundelay.weights import average
 from roundelay.weights.serialization import read_state
 
 SPLITS = ("valid", "test")
-_TINY_PART = 10**9  # of so many parts of a split, one has a single sample
+_TINY_PART = 10**9  # with so many parts, part 0 of a split is a single sample
 
 
 class Evaluator:
@@ -46,7 +46,10 @@ class Evaluator:
         return self._record(split, samples_seen, sums)
 
     def evaluate_together(self, learner: Learner, split: str, samples_seen: int) -> dict[str, float]:
-        """Evaluate the exact mean model, every learner on its part of the split. A collective: all learners call it."""
+        """Evaluate the exact mean model. This is a collective: all learners call it.
+
+        Every learner evaluates the model on its part of the split.
+        """
         members = learner.membership
         rank = members.position(learner.transport.rank)
         with learner.consensus() as mean, evaluating(mean):
@@ -57,7 +60,10 @@ class Evaluator:
         return self._record(split, samples_seen, sums) if rank == 0 else means(sums)
 
     def evaluate_newest(self, checkpoints: Path, device: torch.device) -> None:
-        """Evaluate the newest complete checkpoint on the validation data, if that was not done yet. No learner waits."""
+        """Evaluate the newest complete checkpoint on the validation data, unless it is evaluated already.
+
+        Other learners do not wait.
+        """
         new = [each for each in complete(checkpoints) if each.samples_seen > self.newest]
         if not new:
             return

@@ -29,7 +29,7 @@ class Sink(Protocol):
         """Write one row."""
 
     def close(self) -> None:
-        """Release the files. No row follows."""
+        """Release the files. Do not call `write` afterwards."""
 
 
 class JsonLines:

@@ -25,7 +25,7 @@ class Partition:
         members: learners per group.
         lockstep: all learners step together on static shares, so each knows without asking which chunks are used.
         dynamic: a draw from the shared cursor says which samples a step uses.
-        drawer: the number under which this group draws. It stays when the membership changes.
+        drawer: the number with which this group draws from the shared cursor. It does not change with the membership.
         drawers: how many groups drew at the beginning of the run.
     """
 
@@ -43,7 +43,7 @@ class Partition:
 
     @classmethod
     def of(cls, config: Config, world: World, samples: int, learner: int, *, synchronous: bool) -> Partition:
-        """The part of learner `learner`, whose rank is `world.rank` at the moment, in a task with so many samples."""
+        """The part of learner `learner` in a task with `samples` samples. `world.rank` is its rank at the moment."""
         members = config.group_size or world.local_size
         group, member = divmod(world.rank, members)
         chunks = Chunks(samples, members * config.data.batch, config.seed)
@@ -108,20 +108,21 @@ class Position:
         return self.partition.chunks.samples_before(self.done if self.partition.lockstep else draw.number)
 
     def advance(self, draw: Draw) -> int | None:
-        """Count a step. If it passed a checkpoint boundary, the number of the chunk at which the checkpoint is."""
+        """Count a step. If the step passed a checkpoint boundary, return the chunk number of the checkpoint."""
         self.steps += 1
         if not self.partition.lockstep:
             self.used.append(draw.number)
         every, total = self.partition.chunks_per_checkpoint, self.partition.total
         boundary = self.done // every
-        # The last chunks may be fewer than learners. A boundary that not all learners reach is left to the end of the run.
+        # At the end there may be fewer chunks than groups, so not all learners reach the last boundary. No checkpoint
+        # is saved there, because all learners save at the end of the run.
         if boundary <= self.boundaries or boundary * every >= total or self.done > total:
             return None
         self.boundaries = boundary
         return self.done if self.partition.lockstep else boundary * every
 
     def skip_boundaries(self, number: int) -> int:
-        """Begin at chunk `number`, with no checkpoint at earlier boundaries; the samples before that chunk."""
+        """Save no checkpoint at boundaries up to chunk `number`. Returns how many samples come before that chunk."""
         self.boundaries = number // self.partition.chunks_per_checkpoint
         return self.partition.chunks.samples_before(number)
 
@@ -130,9 +131,9 @@ class Position:
 
         Args:
             cursor: of the run.
-            used: numbers that all learners had used before this part of the run.
+            used: the draw numbers that all learners together had used before the run was resumed.
             done: returns how many draws this learner has used since it registered.
-            joined: the learner came later, so no static share belongs to it.
+            joined: the learner joined a run that was under way, so it has no static share.
         """
         part = self.partition
         if part.lockstep:

@@ -57,7 +57,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def task_of(config: Config) -> Task:
-    """Build the task that the configuration names. It reads its data."""
+    """Build the task that the configuration names. The task may read its data now, which can take long."""
     return task_class(config.task)(config.settings, config.seed)
 
 
@@ -77,7 +77,7 @@ def task_class(name: str) -> type[Task]:
 
 
 def resolve(table: Mapping[str, Any], settings: Iterable[tuple[str, str]] = (), *, data: bool = True) -> Config:
-    """The checked configuration of a table, with (key, text) pairs of the command line on top.
+    """The checked configuration of a table, changed by (key, text) pairs from the command line.
 
     Raises ConfigError for any setting that cannot work; with `data`, also if the data that a run needs are not there.
     """
@@ -107,7 +107,7 @@ def _kind(table: Mapping[str, Any]) -> type[Config]:
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError if settings contradict each other. Needs no data."""
+    """Raise ConfigError for settings that cannot work, alone or together. Needs no data."""
     from roundelay.errors import StrategyError, TopologyError
     from roundelay.training.build import strategy_of
 

@@ -4,7 +4,7 @@ config.toml         the whole configuration           machine.json    the machin
 metrics.jsonl       see `metrics`                     logs/           the output of every learner
 checkpoints/        see `checkpoint`                  results.json    at the end: the figures of the mean model
 model.safetensors   at the end: the mean model        config.json     at the end: what is needed to build it again
-rendezvous.json     the address of the rendezvous and the secret of the run; only its owner can read it
+rendezvous.json     the address of the rendezvous and the secret of the run; only the owner of the file can read it
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from roundelay.transport.security import Security
 
 CONFIG, MACHINE, METRICS, RENDEZVOUS = "config.toml", "machine.json", "metrics.jsonl", "rendezvous.json"
 RESULTS, MODEL, MODEL_CONFIG = "results.json", "model.safetensors", "config.json"
-PROBLEMS = "problems.txt"  # in the data, one per line; written by tasks that find any
+PROBLEMS = "problems.txt"  # problems in the data, one per line; only written by tasks that find any
 
 
 def begin(folder: Path, config: Config, command: str) -> None:
-    """Begin a new run. Raises ConfigError if the folder holds one already."""
+    """Begin a new run. Raises ConfigError if the folder holds a run already."""
     if (folder / CONFIG).exists():
         raise ConfigError(f"'{folder}' holds a run already; go on with it by --resume, or choose another --out")
     _make(folder)
@@ -40,7 +40,7 @@ def begin(folder: Path, config: Config, command: str) -> None:
 
 
 def write(folder: Path, config: Config, command: str) -> None:
-    """Write the configuration and the machine of a run that begins or resumes."""
+    """Write the configuration, and a description of the machine, when a run begins or resumes."""
     checkpoint.write_whole(folder / CONFIG, to_toml(as_table(config)).encode())
     checkpoint.write_whole(folder / MACHINE, json.dumps(machine() | {"command": command}, indent=2).encode())
 
@@ -124,8 +124,8 @@ def _commit() -> str | None:
 def resume_command(folder: Path, options: Sequence[str] = ()) -> str:
     """The command that resumes the run in `folder` from its newest checkpoint, from the same working directory.
 
-    The directory holds the whole configuration, so no other option of the first command is needed, except those that say
-    how learners on several machines meet (`options`).
+    The directory holds the whole configuration, so no other option of the first command is needed, except those with
+    which learners on several machines find each other (`options`).
 
     >>> resume_command(Path("runs/my run"))
     "roundelay train --out 'runs/my run' --resume"

@@ -56,11 +56,11 @@ class RunResult:
         return cls(folder, chosen, read(chosen.Config, described["settings"]), described["seed"])
 
     def task(self) -> Task:
-        """Build the task. It reads its data."""
+        """Build the task. This reads the data of the task."""
         return self.task_class(self.settings, self.seed)
 
     def with_weights(self, module: nn.Module) -> nn.Module:
-        """Load the weights of the mean model into the module; the module, in evaluation mode."""
+        """Load the weights of the mean model into the module. Returns the module, in evaluation mode."""
         module.load_state_dict(load_file(self.folder / run_directory.MODEL))
         return module.eval()
 

@@ -50,7 +50,10 @@ class Saver:
         self.checkpoints.save(samples_seen, state, learner.membership.living)
 
     def evaluate_newest(self, device: torch.device) -> bool:
-        """Evaluate the newest checkpoint that all learners have completed; False if the last look was a moment ago."""
+        """Look for a new complete checkpoint, and evaluate it.
+
+        Returns False, without a look, if the last look was less than `LOOK_FOR_CHECKPOINTS_S` ago.
+        """
         if time.perf_counter() - self._looked_at < LOOK_FOR_CHECKPOINTS_S:
             return False
         self.evaluator.evaluate_newest(self.checkpoints.folder, device)
@@ -73,7 +76,7 @@ class Saver:
     def finish_alone(self, group: ElasticGroup, samples: int, device: torch.device) -> None:
         """Wait until all learners have saved after `samples` samples; then the first living learner writes the result.
 
-        If that learner is lost while it evaluates, the next one does the same.
+        If that learner is lost before it has written the result, the next living learner writes it.
         """
         self.checkpoints.wait()
         written = False

@@ -8,23 +8,24 @@ from collections.abc import Callable
 
 from roundelay.transport.heartbeats import BEAT_S
 
-MEASURED_STEPS = 10  # steps at full speed at the beginning of a learner
+MEASURED_STEPS = 10  # the first steps of a learner, which run at full speed
 
 
 class Slowdown:
     """Makes the steps of a learner `factor` times as long as they are at full speed.
 
     A step is data, forward, backward and update, without waiting for other learners. The first `MEASURED_STEPS` steps run
-    at full speed, and their median is the duration to be multiplied. Later steps cannot tell it: a learner that sleeps
-    most of the time gets a core of a loaded machine at once when it wakes, so the rest of its step becomes faster.
+    at full speed, and their median is the duration to be multiplied. Later steps are not
+    measured, because the pause makes them faster: on a loaded machine, a process that sleeps most of the time gets a
+    core at once when it wakes.
 
-    The pause is between backward and the update, so gradients are as old as those of a slow machine would be.
+    The pause is between backward and the update, so gradients are as stale as on a slow machine.
 
     Args:
         factor: at least 1; with 1 there is no pause.
-        check: called at least every heartbeat during a pause; it may raise to end the step.
+        check: called at least once per heartbeat interval during a pause; it may raise to end the step.
         now: the clock, in seconds.
-        sleep: waits for so many seconds.
+        sleep: blocks for the given number of seconds.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Slowdown:
         self._factor, self._check, self._now, self._sleep = factor, check, now, sleep
         self._began = self._backward_ended = 0.0
         self._steps: list[float] = []  # seconds of each measured step
-        self._updates: list[float] = []  # seconds of its part after backward
+        self._updates: list[float] = []  # seconds of each measured step after backward
 
     def begin(self, waited_s: float) -> None:
         """The next step begins now. `waited_s` is how long the learner has waited for others so far, in seconds."""

@@ -1,4 +1,4 @@
-"""What a learner saves, and what learners that resume begin with, whether they are as many as before or not."""
+"""The state that a learner saves, and the state that it resumes from. The number of learners may change in between."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def learner_state(learner: Learner, position: Position, counts: Counts) -> State
     """A learner's state as a tree of tensors and plain values."""
     partition = position.partition
     return {
-        "learner": learner.state_dict(),  # first: afterwards module and optimizer hold what a restart needs
+        "learner": learner.state_dict(),  # first, because this call updates module and optimizer
         "module": learner.module.state_dict(),
         "optimizer": learner.optimizer.state_dict(),
         "position": {"start": position.start, "steps": position.steps},
@@ -54,10 +54,10 @@ class Resumed:
     """What one learner begins with.
 
     Attributes:
-        state: what it restores; None in a new run.
-        position: how far it is.
-        used: numbers that all learners have used.
-        counts: its counts so far.
+        state: the state that the learner restores; None in a new run.
+        position: how far the learner is.
+        used: the draw numbers (see `Draw`) that all learners together have used.
+        counts: the learner's counts so far.
     """
 
     state: State | None
@@ -69,8 +69,8 @@ class Resumed:
 def resumed_from(checkpoint: Checkpoint | None, rank: int, size: int, partition: Partition) -> Resumed:
     """What learner `rank` of `size` begins with; without a checkpoint, a new run.
 
-    If the number of learners has changed, all of them begin with the mean of the saved states, momentum included, and
-    share what is left of the budget.
+    If the number of learners, the number of groups or the number of chunks per epoch has changed, all learners begin
+    with the mean of the saved states, momentum included, and share the rest of the budget.
     """
     if checkpoint is None:
         return Resumed(None, Position(partition), [], Counts())
@@ -91,14 +91,14 @@ def resumed_from(checkpoint: Checkpoint | None, rank: int, size: int, partition:
 
 
 def _used(states: list[State], partition: Partition) -> list[int]:
-    """The numbers that all learners together have used."""
+    """The draw numbers that all learners together have used."""
     drawn = sorted({number for state in states for number in state["used"].tolist()})
     position, before = states[0]["position"], states[0]["partition"]
     if not drawn:  # the learners were in lockstep and drew no numbers
         drawn = list(range(position["start"] + position["steps"] * before["groups"]))
     if before["per_epoch"] == partition.chunks.per_epoch:
         return drawn
-    # The chunks have another size now: take as many as make the same part of an epoch.
+    # The size of a chunk has changed: count as used as many new chunks as cover the same part of an epoch.
     return list(range(math.ceil(len(drawn) * partition.chunks.per_epoch / before["per_epoch"])))
 
 

@@ -1,4 +1,4 @@
-"""One learner's training step without its communication. The real trainer and the virtual clock use the same one."""
+"""One learner's training step without its communication. The trainer and the virtual clock both use this class."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class TrainingStep:
     """Sets the learning rate, computes the gradient, guards against non-finite numbers, and counts.
 
     A step is `gradient`, `guard`, then the optimizer's step, then `count`. Between these calls the learner exchanges with
-    others: a `Learner` does so in hooks and blocks; on the virtual clock the learner is a generator and yields.
+    others. A `Learner` exchanges in hooks, and blocks while it waits. On the virtual clock a learner is a generator
+    and yields instead.
 
     Args:
         learner: the number of the learner, for messages.
@@ -71,7 +72,7 @@ class TrainingStep:
 
         Args:
             reduced: the gradient is the mean over learners. Then all learners see the same norm, and either all take the
-                step or all skip it; the loss, which differs between learners, is not looked at.
+                step or all skip it. The loss differs between learners, so it is not checked.
 
         Raises DivergedError after `DIVERGED_AFTER` skipped steps in a row.
         """
@@ -96,7 +97,7 @@ class TrainingStep:
             )
 
     def count(self, draw: Draw, samples: int, position: Position, meter: Meter) -> int | None:
-        """Count a step that is done. If it passed a checkpoint boundary, the number of the chunk of the checkpoint."""
+        """Count a finished step. If it passed a checkpoint boundary, return the chunk number of the checkpoint."""
         self.counts.samples += samples
         meter.add(self._loss, samples)
         return position.advance(draw)

@@ -14,11 +14,11 @@ from roundelay import threads
 
 
 class StopRequest:
-    """Counts the steps that the learner begins, and ends them after a request to stop.
+    """Counts the steps that the learner begins, and after a request says which step is the last.
 
     Args:
-        last_step: given the number of steps that this learner has begun, returns the number with which all learners that step
-            together end. It may wait for them, so it runs in a thread of its own.
+        last_step: takes the number of steps that this learner has begun. Returns the number of steps after which all
+            learners that step together end. The call may wait for these learners, so it runs in its own thread.
     """
 
     def __init__(self, last_step: Callable[[int], int]) -> None:
@@ -30,7 +30,7 @@ class StopRequest:
         threads.start("stop", self._agree)
 
     def listen(self) -> None:
-        """Make SIGINT and SIGTERM request a stop. Does nothing outside the main thread, which alone may set handlers."""
+        """Make SIGINT and SIGTERM request a stop. Does nothing in other threads, which may not set handlers."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -42,7 +42,7 @@ class StopRequest:
     def request(self) -> None:
         """Ask the learner to stop. Safe in a signal handler, because it takes no lock."""
         if not self.requested:
-            # Set the flag first: a step that does not see it was counted before the next line reads the count.
+            # Set the flag before reading the count: then a step that began without seeing the flag is in the count.
             self.requested = True
             self._begun_at_request = self._begun
             with contextlib.suppress(BrokenPipeError):  # after `close` there is no step left to end

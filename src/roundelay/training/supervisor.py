@@ -59,7 +59,7 @@ class ConnectionSettings:
 
     @classmethod
     def on_this_machine(cls) -> ConnectionSettings:
-        """The loopback only, with a new secret."""
+        """Settings for a run on the loopback interface only, with a new secret."""
         return cls(Security(secrets.token_bytes(32)))
 
 
@@ -85,7 +85,7 @@ class Worker:
                 start_new_session=True,  # Ctrl-C reaches the supervisor only, which passes it on once
             )
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has ended already, which `exit_code` tells
+        with contextlib.suppress(BrokenPipeError):  # the process has ended already; see `exit_code`
             self._process.stdin.write(spec.to_line())
             self._process.stdin.flush()
 
@@ -151,7 +151,10 @@ class Supervisor:
         self._rendezvous = self._settings.rendezvous
 
     def run(self) -> int:
-        """Run until all learners have ended. Returns 0 if the run was finished, 128 + signal if one stopped it, else 1."""
+        """Run until all learners have ended. Returns the exit code.
+
+        It is 0 if the run was finished, 128 + the number of the signal if a signal stopped the run, and else 1.
+        """
         results = self.folder / run_directory.RESULTS
         store: object = None
         if self._rendezvous is None:
@@ -189,7 +192,10 @@ class Supervisor:
         return store
 
     def start(self, learner: int, *, chosen: bool = True) -> None:
-        """Start a learner, at the beginning or later. If the id is not `chosen`, the rendezvous will choose another one."""
+        """Start a learner, at the beginning of the run or later.
+
+        Without `chosen`, the number `learner` only identifies the process here, and the rendezvous chooses the id.
+        """
         assert self._rendezvous is not None
         if learner in self._workers:
             self._workers[learner].end()
@@ -205,7 +211,7 @@ class Supervisor:
             local_rank=learner % local_size,
             local_size=local_size,
         )
-        # Until the rendezvous has chosen an id, the machine and the process tell the logs of several machines apart.
+        # If the id is not known yet, host name and process id make the name of the log unique among all machines.
         name = f"learner-{learner}" if chosen else f"{platform.node()}-{os.getpid()}-{learner}"
         threads = max(1, len(os.sched_getaffinity(0)) // local_size)
         self._workers[learner] = Worker(spec, self.folder / "logs" / f"{name}.log", threads)

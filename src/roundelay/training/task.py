@@ -63,10 +63,12 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, module: nn.Module, split: str, part: int = 0, parts: int = 1) -> dict[str, float]:
-        """Sums over the samples part, part + parts, part + 2 parts, ... of a split: `samples`, and figures.
+        """Sums over the samples part, part + parts, part + 2 parts, ... of a split.
 
-        Such as {"samples": 100.0, "loss": 52.3, "accuracy": 91.0}, where accuracy is the number of correct answers.
-        Learners evaluate one part each. Their sums are added, and every figure is divided by `samples`. The split is
+        The result has the number of these samples as `samples`, and the sum of every figure. For example
+        {"samples": 100.0, "loss": 52.3, "accuracy": 91.0}, where accuracy is the number of correct answers.
+        Every learner evaluates one part. The sums of all parts are added,
+        and every figure is divided by `samples`. The split is
         "valid" or "test". The module is in evaluation mode, and no gradients are recorded.
         """
 
@@ -79,9 +81,9 @@ class Task(ABC):
         return _moved(batch, device)
 
     def leave(self, run: Path) -> None:
-        """Write files that the model needs beside weights and settings into the directory of the run.
+        """Write the files that the model needs, other than weights and settings, to the directory of the run.
 
-        One learner calls it, at the end of the run.
+        Only one learner calls this method, at the end of the run.
         """
 
     @classmethod

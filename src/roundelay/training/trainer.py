@@ -1,4 +1,4 @@
-"""One learner of a run: it takes steps with the learners that are there, saves at checkpoint boundaries, and ends the run."""
+"""One learner of a run: it takes steps with the living learners, saves at checkpoint boundaries, and ends the run."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ class Trainer:
     Args:
         config: of the run.
         folder: of the run.
-        task: of the run. Build it before the learner registers: that may take long, and afterwards other learners wait.
+        task: of the run. Build it before the learner registers: building may take long, and other learners wait for a
+            learner that has registered.
         world: rank and size at the beginning.
         client: a connection to the rendezvous, where this learner has registered.
         endpoint: connects this learner to the others.
-        elastic: synchronous learners may go on when the membership changes.
+        elastic: whether synchronous learners go on when the membership changes; if not, `run` raises the error.
 
     Raises ConfigError if the task is judged by a figure that it does not have.
     """
@@ -69,7 +70,7 @@ class Trainer:
         state = TrainingState(self.module, self.optimizer)
         self.group = ElasticGroup(client, endpoint, state, group_size=members)
         self.id = self.group.id
-        strategy = strategy_of(config, world.local_size)  # for what it says of itself; each connection has a new one
+        strategy = strategy_of(config, world.local_size)  # only to read its properties: each connection has a new one
         self._synchronous, self._reforms_alone = strategy.synchronous, strategy.reforms_alone
         self.partition = self._partition()
         schedule = schedule_of(config, len(task), self.partition.samples)
@@ -122,7 +123,7 @@ class Trainer:
         return finished
 
     def _begin(self, resumed: Resumed, *, ready: bool) -> None:
-        self._ready = ready  # the weights belong to this run
+        self._ready = ready  # whether the weights belong to this run
         self._taken_part = False
         self.position, self.step.counts = resumed.position, resumed.counts
         self._weight_steps = self.position.steps  # steps that the weights have seen
@@ -134,7 +135,10 @@ class Trainer:
     # Following the membership ---------------------------------------------------------------------------------------------
 
     def _take_part(self, saved: State | None) -> bool:
-        """Train with the learners of this view until the end of the run, or until the membership changes."""
+        """Train with the learners of this view; True if the budget is used up, False if a stop was requested.
+
+        Raises an error if this learner is dropped, or if the membership changes so that learners must meet.
+        """
         strategy = strategy_of(self.config, self.world.local_size)
         transport = self.group.connect(strategy, ready=self._ready)
         joined, self._ready = not self._ready, True
@@ -158,7 +162,7 @@ class Trainer:
         return self._audit.watching(self.optimizer) if self._audit else contextlib.nullcontext()
 
     def _join_again(self) -> None:
-        """The others went on without this learner. It registers again, and takes its weights from them."""
+        """Register again after the other learners went on without this one. It takes its weights from them."""
         self.group.rejoin()
         self._ready = False
         self._draws_used, self.position.used = 0, []
@@ -251,7 +255,7 @@ class Trainer:
         self.saver.save(self.learner, self.position, self.step.counts, number)
 
     def _save_stop(self) -> None:
-        """Save at the chunk on which all learners that stop agree."""
+        """Save at a chunk number that is the same for all learners that stop."""
         if self.partition.lockstep:
             self._save(self.position.done)
         else:
@@ -263,7 +267,7 @@ class Trainer:
             self._save(self.partition.total)
             self.learner.finish()
         else:
-            self.learner.finish()  # first: exchanges that are under way belong to the mean
+            self.learner.finish()  # first, because the mean includes exchanges that are under way
             self._save(self.partition.total)
         self._write_row(finished=True)
         if self._synchronous:

@@ -35,7 +35,7 @@ from roundelay.training.recipes import from_table, task_of
 from roundelay.training.trainer import Trainer
 from roundelay.transport.security import Security
 
-LEARNER = "ROUNDELAY_LEARNER"  # a variable set for the task's own code, such as to name a file by the learner
+LEARNER = "ROUNDELAY_LEARNER"  # environment variable with the learner's id, for the task's own code
 _ADDRESS_BYTES, _SECRET_BYTES = 64, 32
 
 
@@ -87,7 +87,7 @@ def train_supervised(spec: WorkerSpec) -> bool:
     config, folder = from_table(spec.config), Path(spec.folder)
     security = Security.from_environment(spec.security)
     assert security is not None
-    task = task_of(config)  # may take long, so it comes before other learners wait for this one
+    task = task_of(config)  # may take long; before `register`, no other learner waits for this one
     with RendezvousClient(spec.rendezvous, security) as client:
         store = client.ask_for_info().get("store")
         collectives = strategy_of(config, spec.local_size).uses_collectives
@@ -131,7 +131,10 @@ def train_in_world(config: Config, folder: Path, world: World, resume_at: int | 
 
 
 def run_spec(config: Config, local_size: int | None = None) -> RunSpec:
-    """What the rendezvous must know about a run: synchronous learners stop together, super-learners each on their own."""
+    """What the rendezvous must know about a run.
+
+    With a synchronous strategy all learners are one stop group. Otherwise every super-learner is its own stop group.
+    """
     size = config.learners
     synchronous = strategy_of(config, local_size).synchronous
     members = size if synchronous else config.group_size or local_size or size
@@ -139,7 +142,7 @@ def run_spec(config: Config, local_size: int | None = None) -> RunSpec:
 
 
 def _stop_with_the_supervisor() -> None:
-    """Save and stop once the supervisor is gone: it holds the other end of stdin, which closes when its process ends."""
+    """Save and stop when the supervisor has ended. Its end closes stdin, which a thread waits for."""
 
     def wait() -> None:
         os.read(sys.stdin.fileno(), 1)

@@ -1,4 +1,4 @@
-"""Weights on an accelerator: a mirror in host memory for exchanges, and corrections that come back beside computation."""
+"""Weights on an accelerator: a mirror in host memory for exchanges. Copies between the two overlap with computation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class AcceleratorReplica(Replica):
     Exchanges act on a flat buffer in host memory, the *mirror*. What an exchange adds to the mirror it also adds, on the side
     stream, to a buffer of *corrections* on the device. A step begins with weights <- weights + corrections, at the speed of
     device memory; after it the new weights go to the mirror, on the side stream. So no copy of the model between host and
-    device delays a step, and the training thread never waits for one. Exchanges do wait: for the mirror to be complete.
+    device blocks the training thread. Exchanges do wait until the mirror is complete.
 
-    Device memory: the corrections, and one piece. Host memory: the mirror.
+    Device memory: the corrections, and one piece of a flat buffer per dtype. Host memory: the mirror.
 
     Args:
         module: what is trained.
-        stream: of the weights' device; tests replace it.
+        stream: makes the side stream for a device. Tests replace it.
     """
 
     def __init__(self, module: nn.Module, stream: Callable[[torch.device], SideStream] = AcceleratorStream) -> None:
@@ -32,17 +32,17 @@ class AcceleratorReplica(Replica):
         self._stream = stream(self.weights[0].device)
         self._corrections: Flat | None = None  # made with the first mirror
         self._staging: dict[torch.dtype, Tensor] = {}
-        self._mirrored: Mark | None = None  # behind the last copy to the mirror
-        self._last: Mark | None = None  # behind everything that was queued
+        self._mirrored: Mark | None = None  # recorded after the last copy to the mirror
+        self._last: Mark | None = None  # recorded after the last operation queued
         self._staged = False  # the corrections hold whole weights
 
     def mirror(self, allocate: Allocate | None = None) -> Flat:
-        """The mirror, and the corrections on the device."""
+        """Make the mirror, and the buffer of corrections on the device."""
         mirror = super().mirror(allocate)
         self._corrections = Flat(mirror.views, on=self.weights[0].device)
         largest = {piece.dtype: piece for piece in sorted(self._corrections.pieces, key=len)}
         self._staging = {dtype: torch.empty_like(piece) for dtype, piece in largest.items()}
-        self._stream.wait_for_compute()  # which sets the corrections to zero
+        self._stream.wait_for_compute()  # the compute stream sets the corrections to zero
         return mirror
 
     def begin_step(self, flat: Flat) -> None:
@@ -64,10 +64,10 @@ class AcceleratorReplica(Replica):
         self._mirrored = self._last = self._stream.mark()
 
     def follow(self, flat: Flat) -> None:
-        """Nothing: the weights are on the device already, and corrections come in at the next step."""
+        """Do nothing: the weights are on the device already, and corrections come in at the next step."""
 
     def wait_until_readable(self) -> Mark | None:
-        """Block until the mirror is complete; for threads that exchange. Equal results mean that no step came in between."""
+        """Block until the mirror is complete; for threads that exchange. Equal results mean: no step in between."""
         mirrored = self._mirrored
         if mirrored is not None:
             mirrored.synchronize()
@@ -102,14 +102,14 @@ class AcceleratorReplica(Replica):
         self._staged, self._last = True, self._stream.mark()
 
     def restart(self, flat: Flat) -> None:
-        """Flat <- the module's weights; corrections of the weights before are dropped. Blocks."""
+        """Flat <- the module's weights. Corrections of the old weights are dropped. Blocks."""
         self.wait_until_corrected()
         self._forget_corrections()
         self._stream.wait_for_compute()  # before the next correction
         super().restart(flat)
 
     def copy_from(self, flat: Flat) -> None:
-        """The module's weights <- flat, which has all corrections. Blocks; not for every step."""
+        """The module's weights <- flat, which includes all corrections. Blocks, so do not call it in every step."""
         self.wait_until_corrected()
         self._forget_corrections()
         self._stream.wait_for_compute()  # before the next correction

@@ -23,8 +23,8 @@ def mean_module(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 def with_second_moments(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Replace every running variance by the second moment E[x^2] = var + mean^2. The tensors given are not changed.
 
-    Variances of learners with different means cannot be averaged; their second moments can. `with_variances` is the
-    inverse.
+    The mean of variances is wrong if the learners' means differ; the mean of second moments is right.
+    `with_variances` is the inverse.
     """
     return dict(state) | {name: variance + mean**2 for name, mean, variance in _norms(state)}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from roundelay.errors import CheckpointError
 
-# Everything that reading an altered file can raise: any JSON may stand in place of ours, nested to any depth.
+# Everything that reading an altered file can raise. Its JSON may be anything, nested to any depth.
 UNREADABLE = (
     OSError,
     SafetensorError,
@@ -72,7 +72,7 @@ def _merged(dictionaries: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def read_state(path: Path) -> Any:  # noqa: ANN401
-    """Read the tree that `to_bytes` wrote to the file. Raises CheckpointError if the file was altered or cut off."""
+    """Read the tree from a file that holds the bytes of `to_bytes`. Raises CheckpointError if they are damaged."""
     try:
         with safe_open(str(path), framework="pt") as file:
             shape = json.loads((file.metadata() or {})["state"])

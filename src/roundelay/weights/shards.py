@@ -87,7 +87,7 @@ def local(tensor: Tensor) -> Tensor:
 def reshard(module: nn.Module) -> None:
     """Drop gathered weights. FSDP2 keeps those of the outermost module after a forward without a backward.
 
-    They would hide what is written to the shards.
+    Until they are dropped, the module would use them and not what is written to the shards.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -97,11 +97,11 @@ def reshard(module: nn.Module) -> None:
 
 
 def whole_state(state: Any) -> Any:  # noqa: ANN401
-    """The state with whole tensors in host memory, on the first process of a node; sharded ones are None on the others.
+    """A copy of the state in host memory, with sharded tensors made whole. On all but the first process these are None.
 
-    For a checkpoint that needs no shards. All processes of the node must call this with the same state: `state_dict`s, or
-    any dictionaries and lists of tensors and plain values. Tensors are gathered one at a time, so no process other than the
-    first holds more than one of them.
+    For a checkpoint without shards. All processes of the node must call this with the same state: `state_dict`s, or
+    any dictionaries and lists of tensors and plain values. Sharded tensors are gathered one at a time, so only the
+    first process holds more than one whole tensor.
     """
     if isinstance(state, dict):
         return {key: whole_state(value) for key, value in state.items()}

@@ -12,7 +12,7 @@ class Mark(Protocol):
     """A point in the order of a stream."""
 
     def synchronize(self) -> None:
-        """Block the calling thread until the stream has passed this point. Never in the training thread."""
+        """Block the calling thread until the stream has passed this point. Do not call this in the training thread."""
 
 
 class SideStream(Protocol):
@@ -28,13 +28,13 @@ class SideStream(Protocol):
         """Queue target <- target + factor source, on the device."""
 
     def mark(self) -> Mark:
-        """A mark behind all that is queued so far."""
+        """A mark after everything queued so far."""
 
     def wait_for_compute(self) -> None:
-        """What is queued from now on runs after all that the compute stream has been given so far."""
+        """Make later operations of this stream wait for everything queued so far on the compute stream."""
 
     def hold_compute(self, mark: Mark) -> None:
-        """What the compute stream is given from now on runs after `mark`."""
+        """Make later operations of the compute stream wait for `mark`."""
 
 
 class AcceleratorStream:

@@ -1,4 +1,4 @@
-"""The budget of a run: as the rendezvous counts it, and as one learner counts it while the rendezvous is away."""
+"""The budget of a run: as the rendezvous counts it, and as a learner counts it while the rendezvous is unreachable."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SharedBudget:
             self._cursor.use(numbers)
 
     def draw(self, learner: int, group: int, index: int, done: int) -> tuple[int | None, bool]:
-        """The number for draw `index` of `group`, None if none is left; and whether one may still be given back."""
+        """The number for draw `index` of `group` (None if none is left), and whether one may still be given back."""
         assert self._cursor is not None
         self._groups[learner].add(group)
         self._cursor.done(group, done)
@@ -61,7 +61,9 @@ class LocalBudget:
         self.used: list[int] = []
 
     def next_own(self, learner: int, membership: Membership) -> int | None:
-        """The next number that is this learner's by its position among the living: no other learner takes it.
+        """The next number n with n mod size = this learner's position, after all numbers that it knows to be used.
+
+        Positions differ, so learners with the same view do not draw the same number without the rendezvous.
 
         >>> budget = LocalBudget()
         >>> budget.total, budget.used = 9, [0, 1]

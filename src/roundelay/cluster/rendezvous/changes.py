@@ -15,14 +15,14 @@ log = logging.getLogger("roundelay")
 
 @dataclass
 class _UnhealedChange:
-    """A change that not all living learners have adopted yet."""
+    """One or more changes that not all living learners have adopted yet; `since` is the time of the first."""
 
     since: float
     reasons: list[str] = field(default_factory=list)
 
 
 class MembershipChanges:
-    """Counts generations. The table of members must already show a change when a method here is told about it.
+    """Announces changes, and counts generations. Update the table of members before you call a method of this class.
 
     Args:
         members: the table of learners.

@@ -29,8 +29,10 @@ STOPPING_S = 5.0  # how long a learner that is to stop waits for a rendezvous th
 class RendezvousClient:
     """A learner's client of the rendezvous.
 
-    Every method that asks something waits for the reply. It raises DroppedError if the run goes on without this learner,
-    and RendezvousLostError if the rendezvous is away for longer than `PATIENCE_S`.
+    Methods that need a reply block until it comes. They raise DroppedError if the run goes on without this learner.
+    `barrier` and `declare_budget` survive a reconnection, and raise RendezvousLostError only if the rendezvous is
+    unreachable for longer than `PATIENCE_S`. `register`, `rejoin` and `ask_for_info` raise it as soon as the
+    connection is lost. `draw`, `last_step` and `stop_boundary` have a fallback instead.
 
     Args:
         address: of the rendezvous.
@@ -42,9 +44,9 @@ class RendezvousClient:
         id: this learner's id; None before `register`.
         info: what the rendezvous knows about the run, such as its directory.
         view: the newest view; None before `register`.
-        joining: whether the run was under way when this learner registered. The others hear of it after `ready`.
+        joining: whether the run was under way when this learner registered. The peers are told after `ready`.
         elapsed_s: how long the run had lasted when this learner registered.
-        given: how far the budget was drawn then.
+        given: how far the budget was drawn when this learner registered.
     """
 
     def __init__(
@@ -163,13 +165,14 @@ class RendezvousClient:
     def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:
         """The next number of the budget; None if all are used.
 
-        While the rendezvous is away, this learner takes the numbers that are its own by its position among the living.
+        While the rendezvous is unreachable, this learner draws by its own position; see `LocalBudget.next_own`.
 
         Args:
             group: the group of learners that draws; all its members get the same numbers.
-            index: which draw of the group this is; asked again, it gives the same number.
-            done: how many draws of the group its weights include. The others are given out again if it is lost.
-            patient: if all numbers are given out, wait until none can be given back any more.
+            index: which draw of the group this is. The same index always gives the same number.
+            done: how many draws of the group are part of its weights. If the group is lost, its other numbers are given
+                out again.
+            patient: if no number is left, wait until one is given back, or until none can be given back any more.
         """
         try:
             number = self._ask("draw", group=group, index=index, done=done, patient=patient)["number"]
@@ -187,7 +190,8 @@ class RendezvousClient:
     def last_step(self, begun: int) -> int:
         """The number of steps with which this learner's stop group ends, given that this learner has begun `begun`.
 
-        Waits until all of the group have asked. Without a rendezvous it is `begun`.
+        Waits until all of the group have asked. Returns `begun` if the rendezvous is unreachable or has dropped this
+        learner.
         """
         try:
             return int(self._ask("last_step", STOPPING_S, repeat=True, begun=begun)["number"])
@@ -197,7 +201,7 @@ class RendezvousClient:
     def stop_boundary(self, default: int) -> int:
         """How far the budget was drawn when the first learner asked this: the name of the checkpoint saved at a stop.
 
-        Without a rendezvous it is `default`.
+        Returns `default` if the rendezvous is unreachable or has dropped this learner.
         """
         try:
             return int(self._ask("stop_boundary", STOPPING_S, repeat=True)["number"])
@@ -229,7 +233,7 @@ class RendezvousClient:
             self.on_view(view, reason)
 
     def _register_again(self) -> None:
-        """After a reconnection, say all that a rendezvous that was restarted must know."""
+        """After a reconnection, send all that the rendezvous needs if it was restarted."""
         if self.view is None:
             return
         membership, addresses = self.view.membership, self.view.addresses

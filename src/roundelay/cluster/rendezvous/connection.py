@@ -44,7 +44,7 @@ class ReconnectingConnection:
         on_reconnected: Callable[[], None],
     ) -> None:
         self._connect, self._on_message, self._on_reconnected = connect, on_message, on_reconnected
-        self._lock = threading.RLock()  # on_reconnected makes requests while it is held
+        self._lock = threading.RLock()  # on_reconnected makes requests while this lock is held
         self._waiting: dict[int, tuple[Message, Future[Message], bool]] = {}  # request, reply, whether to repeat it
         self._count = 0
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -60,8 +60,8 @@ class ReconnectingConnection:
     def request(self, kind: str, *, repeat: bool = False, **fields: Any) -> Future[Message]:  # noqa: ANN401
         """Send a request; the future gives the reply.
 
-        With `repeat` a request that the connection is lost under is sent again. Without, it fails with RendezvousLostError,
-        at once if the connection is lost already.
+        If the connection is lost before the reply, a request with `repeat` is sent again after the reconnection. A
+        request without `repeat` fails with RendezvousLostError; this method raises it if there is no connection now.
         """
         future: Future[Message] = Future()
         with self._lock:
@@ -150,7 +150,7 @@ class ReconnectingConnection:
                     heard = time.monotonic()
                 heard += max(
                     time.monotonic() - now - 2 * BEAT_S, 0.0
-                )  # our own process was suspended: not their silence
+                )  # our own process was suspended, so the rendezvous was not silent
 
     def _received(self, message: Message) -> None:
         if message["kind"] != "reply":
@@ -178,7 +178,7 @@ class ReconnectingConnection:
             return
 
     def _send_again(self) -> None:
-        """Queue what `on_reconnected` sends, then what was not sent, then the requests to repeat."""
+        """Queue what `on_reconnected` sends, then unsent messages that need no reply, then the requests to repeat."""
         with self._lock:
             self.connected = True
             repeated = [message for message, *_ in self._waiting.values()]

@@ -1,4 +1,4 @@
-"""The data cursor of a run: numbers that count the budget, each given out once."""
+"""The data cursor of a run. The budget is a range of numbers, one per step of a group; each is given out once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Cursor:
         self._done: defaultdict[int, int] = defaultdict(int)
 
     def draw(self, group: int, index: int) -> int | None:
-        """Draw number `index` of `group`; None if no number is left at the moment."""
+        """The number for draw `index` of `group`; None if no number is left at the moment."""
         drawn = self._drawn[group]
         if index not in drawn:
             number = self._advance()

@@ -62,7 +62,7 @@ class Member:
 
 
 class Members:
-    """The table of learners. It knows no time and sends nothing by itself, except to end a replaced connection."""
+    """The table of learners. It has no clock, and sends only when `send_to_living` is called."""
 
     def __init__(self) -> None:
         self.generation = NEVER_FORMED
@@ -82,7 +82,7 @@ class Members:
         return all(member.connection is not None for member in self.living.values())
 
     def connections(self) -> Iterator[Connection]:
-        """Of the living and of the joining learners."""
+        """The connections to the living and to the joining learners."""
         for member in [*self.living.values(), *self.joining.values()]:
             if member.connection is not None:
                 yield member.connection

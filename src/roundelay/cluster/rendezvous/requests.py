@@ -31,8 +31,8 @@ class Request:
     """A request, and the connection that its reply goes to.
 
     Attributes:
-        number: by which the learner recognises the reply.
-        fields: what the request has beside its kind and its number.
+        number: the learner's number for this request; the reply repeats it.
+        fields: all other fields of the request, converted.
     """
 
     connection: Connection

@@ -28,7 +28,7 @@ RENDEZVOUS = 0  # the rank of the rendezvous in handshakes
 
 
 class _LearnerConnection(MessageConnection):
-    """A connection whose loss never interrupts a decision of the state: the next `receive` raises, and the server drops it."""
+    """A connection whose `send` never raises, so its loss cannot interrupt the state. The next `receive` raises."""
 
     def flush(self) -> None:
         """Send the bytes that the socket did not take before, unless the connection is gone."""
@@ -42,7 +42,7 @@ class RendezvousServer:
     Args:
         listener: the socket whose address the learners know.
         security: the secret that every connection must prove to know.
-        state: decides; only the server's thread calls it.
+        state: decides what to reply. Only the server's thread changes it.
     """
 
     def __init__(self, listener: socket.socket, security: Security, state: RendezvousState) -> None:

@@ -44,7 +44,7 @@ class RendezvousState:
         self._budget, self._stop, self._heartbeats = SharedBudget(), StopAgreement(), Heartbeats(now)
         self._run: RunSpec | None = None
         self._formed_at = 0.0
-        self._recovering = False  # restarted, and some learners have not said yet which numbers they used meanwhile
+        self._recovering = False  # after a restart: some learners have not yet sent the numbers they used
         self._stop_boundary: int | None = None
 
     @property
@@ -54,7 +54,7 @@ class RendezvousState:
 
     @property
     def generation(self) -> int:
-        """Number of changes of the membership so far; NEVER_FORMED before the run has begun."""
+        """Grows with every change of the membership and with every barrier; NEVER_FORMED before the run has begun."""
         return self._members.generation
 
     # Input ---------------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class RendezvousState:
             self._heartbeats.forget(learner)
 
     def died(self, learner: int, reason: str) -> None:
-        """The process of this learner has ended for certain."""
+        """The process of this learner is known to have ended."""
         if learner in self._members.living:
             self._drop(learner, "died", reason)
             self._reply_where_possible()
@@ -132,7 +132,7 @@ class RendezvousState:
             request.reply(dropped=self._changes.reason_lost(wanted))
             return
         joining = formed and known == NEVER_FORMED
-        if joining and wanted in self._members.living:  # it was restarted before its death was noticed
+        if joining and wanted in self._members.living:  # the learner was restarted before its death was noticed
             self._drop(wanted, "died", "it was started again")
         request.learner = self._members.assign_id(wanted)
         if not formed and known != NEVER_FORMED:
@@ -244,7 +244,7 @@ class RendezvousState:
 
 
 def _unreachable(waiting: Mapping[int, Request], living: Mapping[int, Member]) -> list[int]:
-    """Living learners that another one has lost. A learner that came after that loss is not meant."""
+    """Living learners that another learner reports as lost. A learner that has joined again since does not count."""
     return [
         peer
         for request in waiting.values()

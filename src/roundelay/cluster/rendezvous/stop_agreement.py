@@ -23,14 +23,14 @@ class StopAgreement:
         self._begun[learner] = steps
 
     def last_step(self, learner: int, living: Iterable[int]) -> int | None:
-        """The number of steps with which the stop group of `learner` ends; None until all living ones have said theirs."""
+        """The number of steps with which the stop group of `learner` ends; None until all living members have told."""
         own = self._group(learner)
         living = {other for other in living if self._group(other) == own}
         begun = {other: steps for other, steps in self._begun.items() if self._group(other) == own}
         return max(begun.values()) if begun.keys() >= living else None
 
     def clear(self) -> None:
-        """Forget what was said: after a barrier the learners count anew."""
+        """Forget all recorded steps, because learners start a new count after a barrier."""
         self._begun.clear()
 
     def _group(self, learner: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -66,28 +67,17 @@ class Saver:
         good = complete(self.checkpoints.folder)
         return f"the last good checkpoint is '{good[-1].folder}'" if good else "there is no checkpoint yet"
 
-    def finish_together(self, learner: Learner, samples: int) -> None:
+    def finish_together(self, group: ElasticGroup, learner: Learner, samples: int) -> None:
         """Evaluate the mean model and write the result, after `samples` samples. All learners call it together."""
         figures = {split: self.evaluator.evaluate_together(learner, split, samples) for split in SPLITS}
+        learners = learner.membership.size  # read before peers leave, which they do as soon as the result is written
         with learner.consensus() as mean:
-            if learner.transport.rank == learner.membership.living[0]:
-                self._write(mean, figures, learner.membership.size, samples)
+            _first_living(group, lambda living: self._write(mean, figures, learners, samples))
 
     def finish_alone(self, group: ElasticGroup, samples: int, device: torch.device) -> None:
-        """Wait until all learners have saved after `samples` samples; then the first living learner writes the result.
-
-        If that learner is lost before it has written the result, the next living learner writes it.
-        """
+        """Wait until all learners have saved after `samples` samples; then one of them writes the result."""
         self.checkpoints.wait()
-        written = False
-        while True:
-            view = group.gather(written)
-            if any(view.values.values()):
-                return
-            living = view.membership.living
-            if group.id == living[0]:
-                self._write_mean_of(living, samples, device)
-                written = True
+        _first_living(group, lambda living: self._write_mean_of(living, samples, device))
 
     def _write_mean_of(self, learners: tuple[int, ...], samples: int, device: torch.device) -> None:
         threads = torch.get_num_threads()
@@ -101,3 +91,19 @@ class Saver:
     def _write(self, mean: nn.Module, figures: dict[str, dict[str, float]], learners: int, samples: int) -> None:
         run = {"elapsed_s": self._meter.elapsed_s, "samples": samples, "learners": learners}
         write_result(self._folder, self._config, self._task, mean, run | figures)
+
+
+def _first_living(group: ElasticGroup, write: Callable[[tuple[int, ...]], None]) -> None:
+    """The first living learner calls `write`; all others wait. If it is lost before it is done, the next one writes.
+
+    All learners must call this.
+    """
+    written = False
+    while True:
+        view = group.gather(written)
+        if any(view.values.values()):
+            return
+        living = view.membership.living
+        if group.id == living[0]:
+            write(living)
+            written = True

@@ -271,7 +271,7 @@ class Trainer:
             self._save(self.partition.total)
         self._write_row(finished=True)
         if self._synchronous:
-            self.saver.finish_together(self.learner, self.partition.samples)
+            self.saver.finish_together(self.group, self.learner, self.partition.samples)
         else:
             self.saver.finish_alone(self.group, self.partition.samples, self.world.device)
 

@@ -10,7 +10,7 @@ from roundelay.learner import Learner
 from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne
 from roundelay.topology import ring
 from roundelay.transport.solo import SoloTransport
-from roundelay.weights import Flat, Replica
+from roundelay.weights import AcceleratorReplica, Flat, replica_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,27 +37,24 @@ def test_a_gpu_learns_what_the_cpu_learns(strategy_of):
     torch.testing.assert_close(trained(strategy_of(), "cuda"), trained(strategy_of(), "cpu"), rtol=1e-4, atol=1e-5)
 
 
-def test_weights_travel_to_pinned_memory_and_back():
+def test_the_mirror_is_pinned_and_follows_a_step():
     module = nn.Linear(300, 300).cuda()
-    replica = Replica(module)
+    replica = replica_of(module)
+    assert isinstance(replica, AcceleratorReplica)
+    mirror = replica.mirror(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
+    assert mirror.storage.is_pinned()
     before = module.weight.detach().clone()
-    flat = replica.flat(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True))
-    assert flat.storage.is_pinned()
-    torch.testing.assert_close(flat.views[0], before.cpu(), rtol=0, atol=0)
-    flat.parts[0].mul_(2)
-    replica.copy_from(flat)
-    torch.testing.assert_close(module.weight.detach(), 2 * before, rtol=0, atol=0)
-
-
-def test_a_step_on_lent_weights_reaches_the_host_copy():
-    module = nn.Linear(10, 10, bias=False).cuda()
-    replica = Replica(module)
-    live = replica.flat()
-    module.weight.grad = torch.ones_like(module.weight)
-    replica.lend(live)
-    torch.optim.SGD(module.parameters(), lr=1.0).step()
-    replica.take_back(live)
-    torch.testing.assert_close(live.views[0], module.weight.detach().cpu(), rtol=0, atol=0)
+    correction = torch.ones_like(mirror.pieces[0]).pin_memory()
+    mirror.pieces[0].add_(correction)
+    replica.correct(0, correction, 1.0)
+    replica.wait_until_corrected()
+    replica.begin_step(mirror)
+    with torch.no_grad():
+        module.weight.mul_(2.0)
+    replica.end_step(mirror)
+    replica.wait_until_readable()
+    torch.testing.assert_close(module.weight.detach(), 2 * (before + 1))
+    torch.testing.assert_close(mirror.views[0], module.weight.detach().cpu(), rtol=0, atol=0)
 
 
 def test_collectives_reduce_on_the_device():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from roundelay.cli import bench_accelerator
 from roundelay.cli.arguments import duration, more_than_0, output_path, positive_int
 from roundelay.cli.tables import new_table, show
 from roundelay.errors import UsageError
@@ -29,17 +30,20 @@ SUMMARIES = {
     "throughput": "steps per second of every strategy with equally fast learners",
     "stragglers": "steps per second of every strategy with one slow learner",
     "overhead": "what metrics and checkpoints cost a run",
+    "accelerator": "whether adpsgd hides the copies between host and accelerator; emulated without CUDA",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the three benchmarks and their options."""
+    """Declare the benchmarks and their options."""
     sub = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     parsers = {
         name: sub.add_parser(name, help=text, description=text.capitalize() + ".") for name, text in SUMMARIES.items()
     }
     for each in parsers.values():
-        each.add_argument("--learners", type=positive_int, default=4, metavar="N", help="learner processes (default 4)")
+        each.add_argument(
+            "--learners", type=positive_int, default=4, metavar="N", help="learner processes (default %(default)s)"
+        )
     for name in ("throughput", "stragglers"):
         _add_throughput_arguments(parsers[name])
     parsers["throughput"].set_defaults(slow=(0, 1.0))
@@ -50,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=more_than_0(duration), default=60.0, metavar="TIME", help="length of the run (default 60s)"
     )
     parsers["overhead"].set_defaults(call=run_overhead)
+    bench_accelerator.add_arguments(parsers["accelerator"])
     for each in parsers.values():
         each.add_argument("--json", action="store_true", help="print JSON, with the command and the machine")
 
@@ -108,7 +113,7 @@ def run(args: argparse.Namespace) -> None:
 
         plot_rows(rows, args.plot)
     if args.json:
-        _print_json(args, rows=[dataclasses.asdict(row) for row in rows], repetitions=args.repetitions)
+        print_json(args, rows=[dataclasses.asdict(row) for row in rows], repetitions=args.repetitions)
         return
     show(_table(rows))
     if args.plot:
@@ -122,7 +127,7 @@ def run_overhead(args: argparse.Namespace) -> None:
     with Console(stderr=True).status(f"a run of about {args.seconds:g} s"):
         rows = overhead.measure(learners=args.learners, seconds=args.seconds)
     if args.json:
-        _print_json(args, rows=[dataclasses.asdict(row) for row in rows])
+        print_json(args, rows=[dataclasses.asdict(row) for row in rows])
         return
     table = new_table("additional time of a step")
     table.add_column("case")
@@ -134,7 +139,8 @@ def run_overhead(args: argparse.Namespace) -> None:
     show(table)
 
 
-def _print_json(args: argparse.Namespace, **document: object) -> None:
+def print_json(args: argparse.Namespace, **document: object) -> None:
+    """Print the document with the number of learners, the seconds, the command and the machine."""
     from roundelay.training.run_directory import machine
 
     document |= {"learners": args.learners, "seconds": args.seconds}

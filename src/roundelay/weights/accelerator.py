@@ -45,6 +45,12 @@ class AcceleratorReplica(Replica):
         self._stream.wait_for_compute()  # the compute stream sets the corrections to zero
         return mirror
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on the device beside the weights themselves: the corrections, and a piece of them for each dtype."""
+        buffers = [self._corrections.storage] if self._corrections else []
+        return sum(buffer.nbytes for buffer in (*buffers, *self._staging.values()))
+
     def begin_step(self, flat: Flat) -> None:
         """Weights <- weights + corrections, or <- what was staged, in order with the user's own operations."""
         assert self._corrections is not None

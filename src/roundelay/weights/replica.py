@@ -100,6 +100,11 @@ class Replica:
         """After a step: the module's weights <- flat. No lock is needed, since they need not be of one instant."""
         self.copy_from(flat)
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on the accelerator beside the weights themselves; 0 without one."""
+        return 0
+
     # For threads that exchange; only weights on an accelerator need these -------------------------------------------
 
     @property

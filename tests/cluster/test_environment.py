@@ -43,6 +43,6 @@ def test_learners_are_spread_over_the_gpus_of_a_machine(monkeypatch):
 
 def test_a_loopback_address_is_used_only_if_there_is_no_other(monkeypatch):
     monkeypatch.setattr(environment_module, "_ANY_HOST", "127.0.0.1")
-    assert environment_module._address_towards("127.0.0.2") == "127.0.0.1"
+    assert environment_module.address_towards("127.0.0.2") == "127.0.0.1"
     monkeypatch.setattr(environment_module, "_ANY_HOST", "255.255.255.255")  # no route: a broadcast needs permission
-    assert environment_module._address_towards("127.0.0.2") == "127.0.0.1"
+    assert environment_module.address_towards("127.0.0.2") == "127.0.0.1"

@@ -1,4 +1,4 @@
-"""The world that a process starts in: torchrun's or Slurm's variables, an initialised process group, or one process alone."""
+"""The world that a process starts in: a ticket, torchrun's or Slurm's variables, a process group, or one process alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import datetime
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,10 @@ from roundelay.transport.security import Security
 from roundelay.transport.solo import SoloTransport
 from roundelay.transport.tcp import TcpTransport
 
+if TYPE_CHECKING:
+    from roundelay.cluster.endpoint import Endpoint
+    from roundelay.cluster.rendezvous.client import RendezvousClient
+
 LOOPBACK = "127.0.0.1"
 
 _ADDRESS_BYTES = 64
@@ -33,16 +39,31 @@ _ANY_HOST = "192.0.2.1"  # an address reserved for documentation (RFC 5737): pac
 _STORE_TIMEOUT = datetime.timedelta(minutes=5)
 
 
+# Variables of launchers that start several processes and do not set RANK and WORLD_SIZE.
+_OTHER_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+class StepCount:
+    """Steps that the learner of a world has taken; `ElasticSampler` reads it."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+
 @dataclass(frozen=True)
 class World:
     """This learner's rank, and the number of learners.
 
     Attributes:
-        rank: this learner, 0 .. size-1.
-        size: number of learners in the run.
+        rank: this learner, 0 .. size-1. In an elastic run its id, which stays when others come and go.
+        size: number of learners in the run; in an elastic run, when this learner registered.
         local_rank: rank of this learner among those of its machine.
         local_size: number of learners on this machine; the natural size of a super-learner.
         ranks: torch's ranks of these learners; empty if every process of torch's world is one of them.
+        group: their process group, if only these processes call `init`; else None, for torch's whole world.
+        client: the connection to the rendezvous of an elastic run, in which learners may come and go; else None.
+        endpoint: connects to the learners of an elastic run; else None.
+        steps: taken by the learner of this world.
     """
 
     rank: int
@@ -50,6 +71,10 @@ class World:
     local_rank: int
     local_size: int
     ranks: tuple[int, ...] = field(default=(), repr=False)
+    group: dist.ProcessGroup | None = field(default=None, repr=False, compare=False)
+    client: RendezvousClient | None = field(default=None, repr=False, compare=False)
+    endpoint: Endpoint | None = field(default=None, repr=False, compare=False)
+    steps: StepCount = field(default_factory=StepCount, repr=False, compare=False)
 
     @property
     def device(self) -> torch.device:
@@ -67,7 +92,7 @@ class World:
         if self.size == 1:
             return SoloTransport()
         one_machine = len(set(self._gather(this_host(), _HOST_BYTES))) == 1
-        host = LOOPBACK if one_machine else _address_towards(os.environ.get("MASTER_ADDR", _ANY_HOST))
+        host = LOOPBACK if one_machine else address_towards(os.environ.get("MASTER_ADDR", _ANY_HOST))
         listener = socket.create_server((host, 0), backlog=self.size + 16)
         drawn = self._gather(secrets.token_bytes(_SECRET_BYTES), _SECRET_BYTES)[0]
         mine = f"{host}:{listener.getsockname()[1]}".encode()
@@ -110,31 +135,100 @@ class World:
         return replace(self, rank=ranks.index(self.rank), size=len(ranks), local_size=local_size, ranks=ranks)
 
     def _gather(self, mine: bytes, width: int) -> list[bytes]:
-        """Gather the bytes of this world's learners. All processes of torch's world must call this."""
-        gathered = gather_bytes(mine, width)
+        """Gather the bytes of this world's learners. All processes of the group, or of torch's world, must call this."""
+        gathered = gather_bytes(mine, width, self.group)
+        if self.group is not None:
+            return gathered
         return [gathered[rank] for rank in self.ranks] if self.ranks else gathered
 
 
-def init() -> World:
-    """Join the run that the environment describes.
+_joined: World | None = None  # the elastic run that this process takes part in
 
-    Under torchrun, or another launcher that sets RANK and WORLD_SIZE, this initialises the process group if the
-    caller has not done so. Without these variables and without a process group, it returns a world of one learner.
 
-    Raises LaunchError if a variable is missing or the process group has no backend for CPU tensors.
+def init(
+    rank: int | None = None,
+    size: int | None = None,
+    address: str | None = None,
+    *,
+    timeout: datetime.timedelta | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> World:
+    """Take part in the run that the environment or the arguments describe. A process takes part in one elastic run at a time.
+
+    Without arguments: the elastic run that ROUNDELAY_TICKET names (see `join`); a process group that is initialised; the
+    variables of torchrun or another launcher that sets RANK and WORLD_SIZE; Slurm's variables. Without any of them the
+    world has one learner. This initialises the process group if the caller has not done so.
+
+    Args:
+        rank: this learner, if no launcher tells it. Needs `size`, and `address` unless `size` is 1.
+        size: number of learners.
+        address: HOST:PORT at which learner 0 listens.
+        timeout: how long to wait for the other learners while the process group forms; by default torch's.
+        group: the learners are the processes of this group, such as one dimension of a device mesh.
+
+    Raises LaunchError if a variable or an argument is missing, if the process group has no backend for CPU tensors, or if
+    this process seems to be one of several whose launcher is not known.
 
     >>> init()
     World(rank=0, size=1, local_rank=0, local_size=1)
     """
+    if group is not None:
+        return _world_of(group)
+    if rank is not None or size is not None:
+        return _explicit(rank, size, address, timeout)
+    if "ROUNDELAY_TICKET" in os.environ:
+        return joined()
     if not dist.is_initialized():
+        adopt_slurm()
         if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+            _refuse_unknown_launchers()
             return World(0, 1, 0, 1)
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
             raise LaunchError(
                 f"the environment has no {', '.join(missing)}; start with torchrun, or unset RANK and WORLD_SIZE"
             )
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=NEVER)
+        dist.init_process_group(_backend(), timeout=timeout or NEVER)
+    return _torch_world()
+
+
+def joined() -> World:
+    """The elastic run of this process; joins the one that ROUNDELAY_TICKET names if there is none yet."""
+    global _joined  # noqa: PLW0603 - like torch's default process group
+    if _joined is None or _joined.client is None or _joined.client.closed:
+        from roundelay.cluster.elastic_world import join
+
+        _joined = join()
+    return _joined
+
+
+def _explicit(rank: int | None, size: int | None, address: str | None, timeout: datetime.timedelta | None) -> World:
+    if rank is None or size is None or not 0 <= rank < size:
+        raise LaunchError(f"init needs rank and size with 0 <= rank < size, got rank={rank} and size={size}")
+    if size == 1:
+        return World(0, 1, 0, 1)
+    if address is None:
+        raise LaunchError("init needs address='HOST:PORT', where learner 0 listens, besides rank and size")
+    host, port = parsed_address(address)
+    dist.init_process_group(
+        _backend(), init_method=f"tcp://{host}:{port}", rank=rank, world_size=size, timeout=timeout or NEVER
+    )
+    return _torch_world()
+
+
+def _world_of(group: dist.ProcessGroup) -> World:
+    """The processes of a group are the learners."""
+    ranks = tuple(dist.get_process_group_ranks(group))
+    hosts = gather_bytes(this_host(), _HOST_BYTES, group)
+    own = dist.get_rank(group)
+    return World(own, len(ranks), hosts[:own].count(hosts[own]), hosts.count(hosts[own]), ranks, group)
+
+
+def _backend() -> str:
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
+def _torch_world() -> World:
     if "cpu:" not in dist.get_backend_config():
         raise LaunchError(
             f"the process group has no backend for CPU tensors, only {dist.get_backend_config()}; initialise it with "
@@ -145,6 +239,19 @@ def init() -> World:
         return World(rank, size, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
     hosts = gather_bytes(this_host(), _HOST_BYTES)
     return World(rank, size, local_rank=hosts[:rank].count(hosts[rank]), local_size=hosts.count(hosts[rank]))
+
+
+def _refuse_unknown_launchers() -> None:
+    """Raise LaunchError if this process seems to be one of several, because each would train alone."""
+    advice = "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or ROUNDELAY_TICKET, or call init(rank=0, size=1) to train alone"
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        raise LaunchError(
+            f"this process runs inside Ray, and nothing says which learner it is: use roundelay.integrations.ray.run, or {advice}"
+        )
+    for name in _OTHER_LAUNCHERS:
+        if os.environ.get(name, "1") != "1":
+            raise LaunchError(f"{name} is {os.environ[name]}, but nothing says which learner this process is: {advice}")
 
 
 def adopt_slurm() -> None:
@@ -189,18 +296,18 @@ def joined_store(address: Address) -> object:
     return dist.TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT)  # type: ignore[attr-defined]
 
 
-def gather_bytes(mine: bytes, width: int) -> list[bytes]:
-    """Gather the bytes of all processes, padded to `width`, in order of rank.
+def gather_bytes(mine: bytes, width: int, group: dist.ProcessGroup | None = None) -> list[bytes]:
+    """Gather the bytes of all processes (of the group), padded to `width`, in order of rank.
 
     This sends tensors, because `all_gather_object` would unpickle what other processes send.
     """
     padded = torch.tensor(list(mine.ljust(width, b"\0")), dtype=torch.uint8)
-    gathered: list[Tensor] = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, padded)
+    gathered: list[Tensor] = [torch.empty_like(padded) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, padded, group=group)
     return [bytes(row.tolist()) for row in gathered]
 
 
-def _address_towards(host: str) -> str:
+def address_towards(host: str) -> str:
     """The address of the interface that leads to `host`. No packet is sent.
 
     On `host` itself this may be a loopback address (Debian's 127.0.1.1), which other machines cannot reach. Then
@@ -211,5 +318,5 @@ def _address_towards(host: str) -> str:
         address = str(probe.getsockname()[0])
     if address.startswith("127.") and host != _ANY_HOST:
         with contextlib.suppress(OSError):  # without a network all learners are on this machine
-            return _address_towards(_ANY_HOST)
+            return address_towards(_ANY_HOST)
     return address

@@ -47,6 +47,8 @@ class RendezvousClient:
         joining: whether the run was under way when this learner registered. The peers are told after `ready`.
         elapsed_s: how long the run had lasted when this learner registered.
         given: how far the budget was drawn when this learner registered.
+        registrations: how often this learner has registered; more than once if it was dropped.
+        closed: whether this learner has left.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class RendezvousClient:
         self.view: View | None = None
         self.joining = False
         self.elapsed_s, self.given = 0.0, 0
+        self.registrations, self.closed = 0, False
         self._own_address: Address = ("", 0)
         self._run: Message = {}
         self._budget = LocalBudget()
@@ -83,6 +86,7 @@ class RendezvousClient:
 
     def close(self, failure: str = "") -> None:
         """Leave the run and close the connection. An empty `failure` means that this learner has finished its part."""
+        self.closed = True
         self._connection.close({"kind": "leave", "failure": failure})
 
     def check(self) -> None:
@@ -119,6 +123,7 @@ class RendezvousClient:
         reply = self._ask("register", id=wanted, address=address, generation=NEVER_FORMED, run=self._run)
         self.id, self.info, self.view = int(reply["id"]), reply["info"], View.from_message(reply)
         self.joining = bool(reply["joining"])
+        self.registrations += 1
         self.elapsed_s, self.given = float(reply["elapsed_s"]), int(reply["given"])
         return self.view
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from roundelay import threads
 from roundelay.cluster.membership import Address
+from roundelay.cluster.rendezvous.members import NEVER_FORMED
 from roundelay.cluster.rendezvous.messages import MessageConnection
 from roundelay.cluster.rendezvous.state import RendezvousState
 from roundelay.errors import HandshakeError, LaunchError
@@ -70,6 +71,10 @@ class RendezvousServer:
     def living(self) -> list[int]:
         """Ids of the living learners."""
         return self._state.living
+
+    def formed(self) -> bool:
+        """Whether all learners that begin together have come."""
+        return self._state.generation != NEVER_FORMED
 
     def close(self) -> None:
         """Close all connections and wait until the thread has ended."""

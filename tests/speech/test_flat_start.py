@@ -8,7 +8,8 @@ pytest.importorskip("kaldi_decoder")
 from tiny_speech import LEXICON
 
 from roundelay.errors import SpeechError
-from roundelay.speech.flat_start import Span, Transcripts, aligned_by_known, flat_start, loud_part, uniform_alignment
+from roundelay.speech.align import Transcripts
+from roundelay.speech.flat_start import Span, flat_start, loud_part, uniform_alignment
 from roundelay.speech.hmm import Monophones, Occurrences, phone_segments, state_labels
 
 TYING = Monophones(LEXICON.phones, states_per_phone=2)
@@ -42,6 +43,10 @@ def test_without_loud_and_quiet_all_of_it_may_be_speech():
     assert loud_part(np.ones(9)) == Span(0, 9)
 
 
+def said(texts):
+    return Transcripts(texts, LEXICON, TYING)
+
+
 def made_up(rng, words):
     """Frames and true labels of some words, with silences here and there and phones of many lengths."""
     phones = [0]
@@ -60,7 +65,7 @@ def test_a_flat_start_finds_the_states_that_made_the_frames():
     texts = {f"u{i}": " ".join(rng.choice(["A", "ATE", "TWO"], 4)) for i in range(30)}
     made = {name: made_up(rng, text.split()) for name, text in texts.items()}
     texts["bad"] = "FOUR"
-    start = flat_start({name: frames for name, (frames, _) in made.items()}, texts, LEXICON, TYING, workers=1)
+    start = flat_start({name: frames for name, (frames, _) in made.items()}, said(texts), workers=1)
     right = [np.mean(start.alignments.labels[name] == labels) for name, (_, labels) in made.items()]
     uniform = [
         np.mean(uniform_alignment(len(x), Span(0, len(x)), texts[name].split(), LEXICON, TYING) == labels)
@@ -71,15 +76,15 @@ def test_a_flat_start_finds_the_states_that_made_the_frames():
     assert list(start.alignments.failed) == ["bad"]
 
 
-def test_further_utterances_are_aligned_by_the_states_of_known_ones():
+def test_further_utterances_are_aligned_by_the_model_of_a_flat_start():
     rng = np.random.default_rng(5)
-    texts = {f"u{i}": " ".join(rng.choice(["A", "ATE", "TWO"], 4)) for i in range(30)}
+    texts = {f"u{i}": " ".join(rng.choice(["A", "ATE", "TWO"], 4)) for i in range(40)}
     made = {name: made_up(rng, text.split()) for name, text in texts.items()}
-    frames = {name: each for name, (each, _) in made.items()}
-    known = {name: labels for name, (_, labels) in made.items() if name < "u2"}
-    others = Transcripts({name: text for name, text in texts.items() if name not in known} | {"bad": "FOUR"}, LEXICON)
-    found = aligned_by_known(frames, known, others, TYING, workers=1)
-    assert set(found.labels) == set(texts) - set(known)
+    frames = {name: each for name, (each, _) in made.items()} | {"bad": np.zeros((40, 5), np.float32)}
+    start = flat_start(frames, said({name: texts[name] for name in texts if name < "u3"}), workers=1)
+    others = [name for name in texts if name >= "u3"]
+    found = start.model.aligned(frames, said(texts | {"bad": "FOUR"}), [*others, "bad"], workers=1)
+    assert list(found.labels) == others
     assert np.mean([np.mean(labels == made[name][1]) for name, labels in found.labels.items()]) > 0.9
     assert list(found.failed) == ["bad"]
 
@@ -88,7 +93,7 @@ def test_each_iteration_of_viterbi_training_lowers_the_cost():
     rng = np.random.default_rng(3)
     texts = {f"u{i}": "TWO ATE A TWO" for i in range(20)}
     features = {name: made_up(rng, text.split())[0] for name, text in texts.items()}
-    for costs in flat_start(features, texts, LEXICON, TYING, workers=1).costs:
+    for costs in flat_start(features, said(texts), workers=1).costs:
         # Transition probabilities are smoothed a little, so a little is allowed.
         assert (np.diff(costs) <= 1e-3 * abs(costs[0])).all()
         assert costs[-1] <= costs[0]
@@ -96,7 +101,7 @@ def test_each_iteration_of_viterbi_training_lowers_the_cost():
 
 def test_without_any_utterance_that_fits_the_reason_is_given():
     with pytest.raises(SpeechError, match="FOUR"):
-        flat_start({"u": np.zeros((50, 2), dtype=np.float32)}, {"u": "FOUR"}, LEXICON, TYING)
+        flat_start({"u": np.zeros((50, 2), dtype=np.float32)}, said({"u": "FOUR"}))
 
 
 def test_long_silence_of_several_kinds_is_not_given_to_the_first_phone():
@@ -111,6 +116,6 @@ def test_long_silence_of_several_kinds_is_not_given_to_the_first_phone():
         room = 0.5 * rng.standard_normal((92, 5)) + [(-5.0, -2.0)[i % 2], 0, 0, 0, 0]
         texts[f"u{i}"] = " ".join(words)
         frames[f"u{i}"] = np.concatenate([room[:80], speech, room[80:]]).astype(np.float32)
-    labels = flat_start(frames, texts, LEXICON, TYING, workers=1).alignments.labels
+    labels = flat_start(frames, said(texts), workers=1).alignments.labels
     begins = np.array([np.flatnonzero(TYING.phone_of_state[labels_T] > 0)[0] for labels_T in labels.values()])
     assert np.abs(begins - 80).max() <= 2

@@ -8,16 +8,17 @@ import pytest
 pytest.importorskip("kaldi_decoder")
 
 from roundelay.errors import DataError
-from roundelay.speech.align import aligned, alignment_graphs
+from roundelay.speech.align import Aligner, Transcripts, aligned
 from roundelay.speech.corpora.an4 import an4
 from roundelay.speech.decode import Decoder, Scales, decode_all
 from roundelay.speech.feature_set import features
 from roundelay.speech.flat_start import flat_start
-from roundelay.speech.gaussians import Gaussians, Statistics, discriminant_axes, mean_and_covariance
+from roundelay.speech.gaussians import Gaussians, Labelled, Statistics
 from roundelay.speech.graph import decoding_graph
 from roundelay.speech.hmm import Monophones, frame_labels, self_loops
 from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.lm_estimation import ngram
+from roundelay.speech.projection import discriminant_axes, mean_and_covariance
 from roundelay.speech.score import score
 from roundelay.speech.tree import relabelled
 from roundelay.speech.tree_growing import ContextStatistics, decision_tree
@@ -38,14 +39,15 @@ class An4:
         train = [u for u in self.corpus.split("train") if u.phones]
         self.labels = {u.id: frame_labels(u.phones, len(self.features[u.id]), self.tying) for u in train}
         _, covariance = mean_and_covariance(self.features[name] for name in self.labels)
-        seen = Statistics.of((self.features[n] for n in self.labels), self.labels.values(), self.tying.num_states)
+        seen = Statistics.of(Labelled(self.features, self.labels), self.tying.num_states)
         self.axes = discriminant_axes(covariance, seen, 40)
 
     def frames(self, name):
         return (np.asarray(self.features[name], np.float64) @ self.axes).astype(np.float32)
 
     def trained(self, labels, tying):
-        gaussians = Gaussians.fit(Statistics.of(map(self.frames, labels), labels.values(), tying.num_states))
+        pairs = ((self.frames(name), labels_T) for name, labels_T in labels.items())
+        gaussians = Gaussians.fit(Statistics.of(pairs, tying.num_states))
         return gaussians, self_loops(labels.values(), tying.num_states)
 
     def recognised(self, labels, tying, split="valid"):
@@ -94,11 +96,11 @@ def test_correct_words_have_the_right_times(speech):
 def test_realignment_agrees_with_the_times_of_the_corpus(speech):
     gaussians, loops = speech.trained(speech.labels, speech.tying)
     texts = {u.id: u.text for u in speech.corpus.split("train")[:200]}
-    graphs, unknown = alignment_graphs(texts, speech.lexicon, speech.tying)
-    found = aligned({name: gaussians.log_likelihoods(speech.frames(name)) for name in graphs}, graphs, loops)
+    frames = {name: speech.frames(name) for name in texts}
+    transcripts = Transcripts(texts, speech.lexicon, speech.tying)
+    found = aligned(Aligner(gaussians.log_likelihoods, loops), frames, transcripts)
     phone = speech.tying.phone_of_state
     agree = [np.mean(phone[found.labels[n]] == phone[y]) for n, y in speech.labels.items() if n in found.labels]
-    assert not unknown
     assert len(found.failed) < 5
     assert np.mean(agree) > 0.85
 
@@ -106,7 +108,7 @@ def test_realignment_agrees_with_the_times_of_the_corpus(speech):
 @pytest.mark.timeout(900)  # half a minute of one core, but the machine may be busy
 def test_a_flat_start_needs_no_alignments(speech):
     texts = {u.id: u.text for u in speech.corpus.split("train")}
-    start = flat_start(speech.features, texts, speech.lexicon, speech.tying)
+    start = flat_start(speech.features, Transcripts(texts, speech.lexicon, speech.tying))
     phone = speech.tying.phone_of_state
     agree = [np.mean(phone[start.alignments.labels[name]] == phone[labels]) for name, labels in speech.labels.items()]
     # 0.85 of all frames. The given times come from an aligner too: even Gaussians trained on them agree only a little more

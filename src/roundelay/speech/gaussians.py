@@ -1,10 +1,11 @@
-"""Acoustic models with one or a few Gaussians per state, and linear maps that make diagonal covariances suitable."""
+"""Acoustic models with one or several Gaussians per state, fitted utterance by utterance."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,24 +13,34 @@ from numpy.typing import NDArray
 from roundelay.speech.hmm import Floats
 from roundelay.speech.segments import Ints
 
+Doubles = NDArray[np.float64]
+
 _VARIANCE_FLOOR = 0.01  # of the variance over all frames
-_LEAST_VARIANCE = 1e-6  # of directions in which the features are constant
-_REASSIGNMENTS = 5  # of all frames to newly fitted Gaussians, after each split of a cluster
+LEAST_VARIANCE = 1e-6  # of directions in which the features are constant
+_SPLIT = 0.5  # a Gaussian is split into two that lie this many standard deviations to either side of its mean
+_REASSIGNMENTS = 6  # of all frames to newly fitted Gaussians, after each round of splits
+
+
+class FramesByUtterance(Protocol):
+    """Features of each utterance: a FeatureSet, or any mapping of arrays. Only one utterance at a time is used."""
+
+    def __getitem__(self, id: str, /) -> NDArray[Any]:
+        """T×D features of one utterance."""
 
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
     """Number of frames of each state, their sum and the sum of their squares: enough to fit Gaussians."""
 
-    count_S: NDArray[np.float64]
-    sum_SD: NDArray[np.float64]
-    square_SD: NDArray[np.float64]
+    count_S: Doubles
+    sum_SD: Doubles
+    square_SD: Doubles
 
     @classmethod
-    def of(cls, frames: Iterable[NDArray[Any]], labels: Iterable[Ints], num_states: int) -> Statistics:
-        """Statistics of labelled frames. One utterance at a time is in memory."""
+    def of(cls, labelled: Iterable[tuple[NDArray[Any], Ints]], num_states: int) -> Statistics:
+        """Statistics of pairs of frames and their labels. One pair at a time is in memory."""
         count, total, square = np.zeros(num_states), np.zeros((0, 0)), np.zeros((0, 0))
-        for frames_TD, labels_T in zip(frames, labels, strict=True):
+        for frames_TD, labels_T in labelled:
             if not total.size:
                 total, square = np.zeros((2, num_states, frames_TD.shape[1]))
             # Labels come in runs: sum each run first, since np.add.at is slow.
@@ -45,8 +56,8 @@ class Statistics:
 class Gaussians:
     """One Gaussian with diagonal covariance per state."""
 
-    mean_SD: NDArray[np.float64]
-    variance_SD: NDArray[np.float64]
+    mean_SD: Doubles
+    variance_SD: Doubles
 
     @classmethod
     def fit(cls, seen: Statistics) -> Gaussians:
@@ -56,15 +67,20 @@ class Gaussians:
         overall_variance = seen.square_SD.sum(axis=0) / frames - overall_mean**2
         mean = np.where(seen.count_S[:, None] < 1, overall_mean, seen.sum_SD / count)
         variance = np.where(seen.count_S[:, None] < 2, overall_variance, seen.square_SD / count - mean**2)
-        return cls(mean, np.maximum(variance, np.maximum(_VARIANCE_FLOOR * overall_variance, _LEAST_VARIANCE)))
+        return cls(mean, np.maximum(variance, np.maximum(_VARIANCE_FLOOR * overall_variance, LEAST_VARIANCE)))
 
-    def log_likelihoods(self, frames_TD: NDArray[Any]) -> Floats:
-        """T×S log N(x; μ_s, σ²_s) = −½ Σ_d [(x_d − μ_d)²/σ²_d + log 2πσ²_d], as two matrix products."""
+    @cached_property
+    def _products(self) -> tuple[Floats, Floats, Doubles]:
         precision = 1 / self.variance_SD
         constant = (self.mean_SD**2 * precision + np.log(2 * np.pi * self.variance_SD)).sum(axis=1)
-        quadratic, linear = precision.T.astype(np.float32), (2 * self.mean_SD * precision).T.astype(np.float32)
+        return precision.T.astype(np.float32), (2 * self.mean_SD * precision).T.astype(np.float32), constant
+
+    def log_likelihoods(self, frames_TD: NDArray[Any], states: slice = slice(None)) -> Floats:
+        """T×S log N(x; μ_s, σ²_s) = −½ Σ_d [(x_d − μ_d)²/σ²_d + log 2πσ²_d], as two matrix products."""
+        quadratic, linear, constant = self._products
         frames = frames_TD.astype(np.float32)
-        return np.asarray(-0.5 * (frames**2 @ quadratic - frames @ linear + constant), dtype=np.float32)
+        scores = frames**2 @ quadratic[:, states] - frames @ linear[:, states] + constant[states]
+        return np.asarray(-0.5 * scores, dtype=np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,23 +96,77 @@ class Mixtures:
     """
 
     components: Gaussians
-    log_weight_C: NDArray[np.float64]
+    log_weight_C: Doubles
     first_S: Ints
 
     @classmethod
-    def fit(cls, frames: Sequence[NDArray[Any]], labels: Sequence[Ints], number_S: Ints) -> Mixtures:
-        """Fit `number_S` components to the frames of each state."""
+    def fit(cls, features: FramesByUtterance, labels: Mapping[str, Ints], number_S: Ints) -> Mixtures:
+        """Fit `number_S` components to the frames of each state.
+
+        Every state begins with one Gaussian. Then its heaviest Gaussians are split, until it has `number_S`. After each round of
+        splits, frames go to the most likely Gaussian of their state and Gaussians are fitted again, a few times.
+        """
+        labelled = Labelled(features, labels)
+        now_S = np.ones_like(number_S)
+        seen = Statistics.of(labelled, len(number_S))
+        fitted = cls._of(seen, now_S)
+        while (now_S < number_S).any():
+            fitted, now_S = fitted._split(seen.count_S, now_S, number_S)
+            for _ in range(_REASSIGNMENTS):
+                seen = fitted._assigned(labelled)
+                fitted = cls._of(seen, now_S)
+        return fitted
+
+    def refitted(self, labelled: Iterable[tuple[NDArray[Any], Ints]]) -> Mixtures:
+        """Mixtures fitted to these frames, each in the component of its state that is nearest now."""
+        return self._of(self._assigned(labelled), self.number_S)
+
+    def _assigned(self, labelled: Iterable[tuple[NDArray[Any], Ints]]) -> Statistics:
+        pairs = ((frames_TD, self.nearest(frames_TD, labels_T)) for frames_TD, labels_T in labelled)
+        return Statistics.of(pairs, len(self.log_weight_C))
+
+    @property
+    def number_S(self) -> Ints:
+        """Number of components of each state."""
+        return np.diff(np.append(self.first_S, len(self.log_weight_C))).astype(np.int32)
+
+    @classmethod
+    def _of(cls, seen: Statistics, number_S: Ints) -> Mixtures:
         first_S = (np.cumsum(number_S) - number_S).astype(np.int32)
-        component = [first_S[labels_T] for labels_T in labels]
-        for state in np.flatnonzero(number_S > 1):
-            here = [labels_T == state for labels_T in labels]
-            frames_ND = np.concatenate([frames_TD[at] for frames_TD, at in zip(frames, here, strict=True)])
-            clusters = np.split(_clusters(frames_ND, number_S[state]), np.cumsum([at.sum() for at in here])[:-1])
-            for component_T, at, cluster in zip(component, here, clusters, strict=True):
-                component_T[at] += cluster
-        seen = Statistics.of(frames, component, int(number_S.sum()))
         in_state_C = np.repeat(np.add.reduceat(seen.count_S, first_S), number_S)
-        return cls(Gaussians.fit(seen), _log_share(seen.count_S, in_state_C), first_S)
+        with np.errstate(divide="ignore"):  # a component without frames has weight 0
+            log_weight = np.log(np.where(in_state_C > 0, seen.count_S / np.maximum(in_state_C, 1), 1.0))
+        return cls(Gaussians.fit(seen), log_weight, first_S)
+
+    def _split(self, count_C: Doubles, now_S: Ints, wanted_S: Ints) -> tuple[Mixtures, Ints]:
+        """Split the heaviest components of each state, at most all, and give the new number of components of each state."""
+        grow_S = np.minimum(now_S, wanted_S - now_S)
+        copies_C = np.ones(len(count_C), dtype=np.int32)
+        for state in np.flatnonzero(grow_S > 0):
+            first = self.first_S[state]
+            heaviest = np.argsort(-count_C[first : first + now_S[state]], kind="stable")[: grow_S[state]]
+            copies_C[first + heaviest] = 2
+        of_C = np.repeat(np.arange(len(count_C)), copies_C)
+        second = np.concatenate([[False], of_C[1:] == of_C[:-1]])
+        side = np.where(copies_C[of_C] == 1, 0.0, np.where(second, _SPLIT, -_SPLIT))
+        variance = self.components.variance_SD[of_C]
+        mean = self.components.mean_SD[of_C] + side[:, None] * np.sqrt(variance)
+        now_S = (now_S + np.maximum(grow_S, 0)).astype(np.int32)
+        first_S = (np.cumsum(now_S) - now_S).astype(np.int32)
+        log_weight = self.log_weight_C[of_C] - np.log(copies_C[of_C])
+        return Mixtures(Gaussians(mean, variance), log_weight, first_S), now_S
+
+    def nearest(self, frames_TD: NDArray[Any], labels_T: Ints) -> Ints:
+        """The most likely component of each frame among those of its state."""
+        component_T = self.first_S[labels_T]
+        last_S = np.append(self.first_S[1:], len(self.log_weight_C))
+        for state in np.unique(labels_T):
+            inside = slice(self.first_S[state], last_S[state])
+            if inside.stop - inside.start > 1:
+                at = labels_T == state
+                scores = self.components.log_likelihoods(frames_TD[at], inside) + self.log_weight_C[inside]
+                component_T[at] += scores.argmax(axis=1).astype(np.int32)
+        return component_T
 
     def log_likelihoods(self, frames_TD: NDArray[Any]) -> Floats:
         """T×S ln p(x | s)."""
@@ -104,58 +174,12 @@ class Mixtures:
         return np.asarray(np.maximum.reduceat(weighted_TC, self.first_S, axis=1), dtype=np.float32)
 
 
-def _log_share(count: NDArray[np.float64], of: NDArray[np.float64]) -> NDArray[np.float64]:
-    """ln(count / of); −∞ where count is 0, and 0 where `of` is 0."""
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(np.where(of > 0, count / np.maximum(of, 1), 1.0)))
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Pairs of frames and labels. Each iteration reads the frames again, so that they need not fit into memory."""
 
+    features: FramesByUtterance
+    labels: Mapping[str, Ints]
 
-def _clusters(frames_ND: NDArray[Any], number: int) -> Ints:
-    """The cluster 0 … number − 1 of each frame.
-
-    The largest cluster is split in two across its longest axis. Then, a few times, Gaussians are fitted to all clusters and
-    each frame goes to the most likely one. This is repeated until there are `number` clusters.
-    """
-    cluster_N = np.zeros(len(frames_ND), dtype=np.int32)
-    for new in range(1, number if len(frames_ND) else 1):
-        inside = np.flatnonzero(cluster_N == np.bincount(cluster_N).argmax())
-        mean, covariance = mean_and_covariance([frames_ND[inside]])
-        above = (frames_ND[inside] - mean) @ principal_axes(covariance, 1)[:, 0] > 0
-        cluster_N[inside[above]] = new
-        for _ in range(_REASSIGNMENTS):
-            seen = Statistics.of([frames_ND], [cluster_N], new + 1)
-            log_weight = _log_share(seen.count_S, seen.count_S.sum())
-            cluster_N = (Gaussians.fit(seen).log_likelihoods(frames_ND) + log_weight).argmax(axis=1).astype(np.int32)
-    return cluster_N
-
-
-def mean_and_covariance(frames: Iterable[NDArray[Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and covariance of all frames of several utterances."""
-    count, total, square = 0, np.zeros(1), np.zeros((1, 1))
-    for frames_TD in frames:
-        double = frames_TD.astype(np.float64)
-        count, total, square = count + len(double), total + double.sum(axis=0), square + double.T @ double
-    mean = total / count
-    return mean, square / count - np.outer(mean, mean)
-
-
-def principal_axes(covariance_DD: NDArray[np.float64], dimensions: int) -> NDArray[np.float64]:
-    """D×k matrix of the directions of largest variance."""
-    _, axes = np.linalg.eigh(covariance_DD)
-    return np.asarray(axes[:, ::-1][:, :dimensions], dtype=np.float64)
-
-
-def discriminant_axes(covariance_DD: NDArray[np.float64], seen: Statistics, dimensions: int) -> NDArray[np.float64]:
-    """D×k matrix of the directions in which the states differ most (Fisher's linear discriminant analysis).
-
-    The columns solve  S_between v = λ S_within v  with  vᵀ S_within v = 1.  With the Cholesky factor S_within = L Lᵀ and
-    v = L⁻ᵀ u this is the ordinary eigenproblem  L⁻¹ S_between L⁻ᵀ u = λ u.
-    """
-    share = seen.count_S / seen.count_S.sum()
-    means = seen.sum_SD / np.maximum(seen.count_S, 1)[:, None] - seen.sum_SD.sum(axis=0) / seen.count_S.sum()
-    between = (means * share[:, None]).T @ means
-    within = covariance_DD - between
-    within += (1e-6 * np.trace(within) / len(within) + _LEAST_VARIANCE) * np.eye(len(within))
-    inverse = np.linalg.inv(np.linalg.cholesky(within))
-    _, rotated = np.linalg.eigh(inverse @ between @ inverse.T)
-    return np.asarray((inverse.T @ rotated)[:, ::-1][:, :dimensions], dtype=np.float64)
+    def __iter__(self) -> Iterator[tuple[NDArray[Any], Ints]]:
+        return ((self.features[name], labels_T) for name, labels_T in self.labels.items())

@@ -10,14 +10,16 @@ from typing import NamedTuple
 import numpy as np
 
 from roundelay.errors import DataError
+from roundelay.speech.align import Transcripts
 from roundelay.speech.config import FLAT_START, PDFS, SpeechConfig
 from roundelay.speech.corpus import Corpus, Utterance
 from roundelay.speech.feature_set import FeatureSet
-from roundelay.speech.flat_start import Transcripts, aligned_by_known, flat_start
-from roundelay.speech.gaussians import Statistics, discriminant_axes, mean_and_covariance
+from roundelay.speech.flat_start import flat_start
+from roundelay.speech.gaussians import Labelled, Statistics
 from roundelay.speech.hmm import Monophones, Tying, frame_labels
 from roundelay.speech.kaldi_tree import KaldiTree, read_tree
 from roundelay.speech.lexicon import Lexicon
+from roundelay.speech.projection import discriminant_axes, mean_and_covariance
 from roundelay.speech.segments import Ints
 from roundelay.speech.tree import relabelled
 from roundelay.speech.tree_growing import ContextStatistics, decision_tree
@@ -85,9 +87,10 @@ class Labeller:
         """Train Gaussians on the training split only, then align the other splits with them."""
         texts = {each.id: each.text for each in self._usable() if each.text}
         train = {name: text for name, text in texts.items() if self.corpus[name].split == "train"}
-        labels = flat_start(self.features, train, self.lexicon, self._monophones).alignments.labels
-        others = Transcripts({name: text for name, text in texts.items() if name not in train}, self.lexicon)
-        return labels | aligned_by_known(self.features, labels, others, self._monophones).labels
+        start = flat_start(self.features, Transcripts(train, self.lexicon, self._monophones))
+        others = [name for name in texts if name not in train]
+        further = start.model.aligned(self.features, Transcripts(texts, self.lexicon, self._monophones), others)
+        return start.alignments.labels | further.labels
 
     def _kaldi_tree(self) -> KaldiTree:
         if self.corpus.pdfs is None or self.corpus.tree is None:
@@ -121,9 +124,9 @@ class Labeller:
         return labels
 
     def _grown_tree(self, labels: Mapping[str, Ints]) -> Tying:
-        train, states = self._train(labels), self.training_labels(labels)
+        train = {name: labels[name] for name in self._train(labels)}
         _, covariance = mean_and_covariance(self.features[name] for name in train)
-        seen = Statistics.of((self.features[name] for name in train), states, self._monophones.num_states)
+        seen = Statistics.of(Labelled(self.features, train), self._monophones.num_states)
         axes = discriminant_axes(covariance, seen, TREE_DIMENSIONS)
         projected = (np.asarray(self.features[name], np.float64) @ axes for name in train)
-        return decision_tree(ContextStatistics.of(projected, states, self._monophones), self.config.states)
+        return decision_tree(ContextStatistics.of(projected, train.values(), self._monophones), self.config.states)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from roundelay.errors import ConfigError, DataError
-from roundelay.speech.align import aligned, alignment_graphs
+from roundelay.speech.align import Aligner, Transcripts, aligned
 from roundelay.speech.config import SpeechConfig
 from roundelay.speech.corpus import Utterance
 from roundelay.speech.decode import Decoder, Hypothesis, Scales, decode_all, log_likelihoods
@@ -138,11 +138,12 @@ class Recogniser:
 
     def times(self, frames: Mapping[str, NDArray[Any]], texts: Mapping[str, str]) -> Times:
         """Phone and word times of known texts: the best path through the states of each text."""
-        graphs, failed = alignment_graphs({name: texts[name] for name in frames}, self.lexicon, self.tying)
+        aligner = Aligner(np.asarray, self.self_loops, self.scales.acoustic)
         phones: dict[str, Segments] = {}
         words: dict[str, Segments] = {}
-        for batch in self._batches({name: frames[name] for name in graphs}):
-            found = aligned(batch, {name: graphs[name] for name in batch}, self.self_loops, self.scales.acoustic)
+        failed: dict[str, str] = {}
+        for batch in self._batches(frames):
+            found = aligned(aligner, batch, Transcripts(texts, self.lexicon, self.tying))
             failed |= found.failed
             for name, states_T in found.labels.items():
                 said = Hypothesis(tuple(texts[name].split()), states_T, 0.0, complete=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pickle
 
+import pytest
+
 from roundelay import errors
-from roundelay.errors import MissingExtraError, RoundelayError, TopologyError, unknown
+from roundelay.errors import MissingExtraError, PeerLostError, RefusedError, RoundelayError, TopologyError, unknown
 
 
 def test_unknown_names_the_nearest():
@@ -26,9 +29,22 @@ def test_a_missing_extra_says_how_to_install_it():
     )
 
 
-def test_a_missing_extra_in_a_worker_process_reaches_the_parent():
-    error = MissingExtraError("drawing", "plots")
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+TWO_ARGUMENTS = {PeerLostError: (3, "it froze"), RefusedError: (2, "checksum"), MissingExtraError: ("drawing", "plots")}
+
+
+def classes():
+    return [value for _, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__]
+
+
+@pytest.mark.parametrize("kind", classes())
+@pytest.mark.parametrize("again", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
+def test_an_error_of_another_process_arrives_as_it_was(kind, again):
+    error = kind(*TWO_ARGUMENTS.get(kind, ("what came, what is allowed",)))
+    error.where = "learner 3"
+    arrived = again(error)
+    assert type(arrived) is kind
+    assert str(arrived) == str(error)
+    assert vars(arrived) == vars(error)
 
 
 def test_wrong_topologies_are_value_errors_to_those_who_do_not_know_us():
@@ -36,6 +52,5 @@ def test_wrong_topologies_are_value_errors_to_those_who_do_not_know_us():
 
 
 def test_every_error_is_a_roundelay_error_and_stands_in_the_drawing():
-    classes = [value for _, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__]
-    assert all(issubclass(found, RoundelayError) for found in classes)
-    assert all(found.__name__ in errors.__doc__ for found in classes)
+    assert all(issubclass(found, RoundelayError) for found in classes())
+    assert all(found.__name__ in errors.__doc__ for found in classes())

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class RoundelayError(Exception):
@@ -45,6 +46,9 @@ class PeerLostError(RoundelayError, ConnectionError):
         super().__init__(f"lost learner {peer}: {reason}")
         self.peer, self.reason = peer, reason
 
+    def __reduce__(self) -> tuple[Any, ...]:  # pickle would call PeerLostError(message)
+        return type(self), (self.peer, self.reason), vars(self)
+
 
 class RefusedError(RoundelayError):
     """A message that was not accepted: nothing of it was applied, and the peer is not given up.
@@ -55,6 +59,9 @@ class RefusedError(RoundelayError):
     def __init__(self, peer: int, reason: str) -> None:
         super().__init__(f"an exchange with learner {peer} was refused: {reason}")
         self.peer, self.reason = peer, reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.peer, self.reason), vars(self)
 
 
 class DroppedError(RoundelayError, ConnectionError):
@@ -112,8 +119,8 @@ class MissingExtraError(RoundelayError, ImportError):
         super().__init__(f"{feature} needs the '{extra}' extra; install it with: pip install 'roundelay[{extra}]'")
         self._feature, self._extra = feature, extra
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:  # pickle would call MissingExtraError(message)
-        return MissingExtraError, (self._feature, self._extra)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._feature, self._extra), vars(self)
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> str:

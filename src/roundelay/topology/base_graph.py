@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -39,22 +39,28 @@ def base_graph(size: int, k: int = 1) -> Mixing:
     if k < 1:
         raise TopologyError(f"base_graph needs a degree k of at least 1, got {k}")
     if size < 3:
-        return FormulaMixing("base-graph", size, 1, lambda ranks, phase: _cube(ranks, [size], 0))
+        return FormulaMixing("base-graph", size, 1, partial(_at_once, size))
     smooth, rest = _smooth_part(size, k + 1)
     whole = _SimpleBase(size, k + 1)
     factors, inner = _factors(smooth, k + 1), _SimpleBase(rest, k + 1)
     if len(inner) + len(factors) > len(whole):
         return FormulaMixing("base-graph", size, len(whole), whole.entries)
-
-    def formula(ranks: Ranks, phase: int) -> Entries:
-        block, position = np.divmod(ranks, rest)
-        if phase < len(inner):
-            index, peers, weights = inner.entries(position, phase)
-            return index, block[index] * rest + peers, weights
-        index, peers, weights = _cube(block, factors, phase - len(inner))
-        return index, peers * rest + position[index], weights
-
+    formula = partial(_blocks, inner, factors, rest)
     return FormulaMixing("base-graph", size, len(inner) + len(factors), formula)
+
+
+def _at_once(size: int, ranks: Ranks, phase: int) -> Entries:
+    return _cube(ranks, [size], 0)
+
+
+def _blocks(inner: _SimpleBase, factors: list[int], rest: int, ranks: Ranks, phase: int) -> Entries:
+    """First inside blocks of `rest` learners, then between them."""
+    block, position = np.divmod(ranks, rest)
+    if phase < len(inner):
+        index, peers, weights = inner.entries(position, phase)
+        return index, block[index] * rest + peers, weights
+    index, peers, weights = _cube(block, factors, phase - len(inner))
+    return index, peers * rest + position[index], weights
 
 
 @dataclass(frozen=True)

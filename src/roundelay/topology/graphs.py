@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -38,16 +39,7 @@ def complete(size: int) -> Mixing:
 
 def star(size: int) -> Mixing:
     """Learner 0 is the hub and averages with every other learner; all edges have the weight 1/n."""
-
-    def formula(ranks: Ranks, phase: int) -> Entries:
-        hub, leaves = np.flatnonzero(ranks == 0), np.flatnonzero(ranks)
-        return joined(
-            (hub.repeat(size), np.tile(np.arange(size), len(hub)), np.full(len(hub) * size, 1 / size)),
-            (leaves, np.zeros_like(leaves), np.full(len(leaves), 1 / size)),
-            (leaves, ranks[leaves], np.full(len(leaves), 1 - 1 / size)),
-        )
-
-    return FormulaMixing("star", size, 1, formula)
+    return FormulaMixing("star", size, 1, partial(_star, size))
 
 
 def torus(size: int) -> Mixing:
@@ -94,11 +86,7 @@ def odd_even_ring(size: int) -> Mixing:
     >>> odd_even_ring(4).neighbours(0, 0), odd_even_ring(4).neighbours(0, 1)
     ((1,), (3,))
     """
-
-    def formula(ranks: Ranks, phase: int) -> Entries:
-        position = (ranks - phase) % size
-        return pairs(ranks, (ranks + np.where(position % 2, -1, 1)) % size, position == 2 * (size // 2))
-
+    formula = partial(_odd_even_ring, size)
     if size % 2:
         return FormulaMixing("odd-even-ring", size, size, formula, drift=1)
     return FormulaMixing("odd-even-ring", size, min(2, size), formula, shift=2 if size > 2 else None)
@@ -110,12 +98,29 @@ def random_matching(size: int, seed: int = 0) -> Mixing:
     >>> len(random_matching(8, seed=1).neighbours(0))
     1
     """
-
-    def formula(ranks: Ranks, phase: int) -> Entries:
-        return pairs(ranks, ranks ^ 1, ranks ^ 1 >= size)
-
-    fixed = FormulaMixing("matching", size, 1, formula, shift=2 if size % 2 == 0 else None)
+    fixed = FormulaMixing("matching", size, 1, partial(_matching, size), shift=2 if size % 2 == 0 else None)
     return RelabelledMixing("random-matching", fixed, seed)
+
+
+# Formulas are functions of the module, so that mixings can be pickled.
+
+
+def _star(size: int, ranks: Ranks, phase: int) -> Entries:
+    hub, leaves = np.flatnonzero(ranks == 0), np.flatnonzero(ranks)
+    return joined(
+        (hub.repeat(size), np.tile(np.arange(size), len(hub)), np.full(len(hub) * size, 1 / size)),
+        (leaves, np.zeros_like(leaves), np.full(len(leaves), 1 / size)),
+        (leaves, ranks[leaves], np.full(len(leaves), 1 - 1 / size)),
+    )
+
+
+def _odd_even_ring(size: int, ranks: Ranks, phase: int) -> Entries:
+    position = (ranks - phase) % size
+    return pairs(ranks, (ranks + np.where(position % 2, -1, 1)) % size, position == 2 * (size // 2))
+
+
+def _matching(size: int, ranks: Ranks, phase: int) -> Entries:
+    return pairs(ranks, ranks ^ 1, ranks ^ 1 >= size)
 
 
 def _bits(name: str, size: int) -> int:

@@ -53,12 +53,12 @@ def family(topology: str | Mixing | Family, *, seed: int = 0, degree: int = 1) -
     if Path(topology).suffix in READERS:
         return OneSize(mixing_from_file(Path(topology)))
     if plugins.is_path(topology):
-        return _from_plugin(topology)
+        return FromPlugin(topology)
     if topology not in TOPOLOGIES:
         raise TopologyError(
             unknown("topology", topology, TOPOLOGIES) + f"; or a file ({', '.join(READERS)}), or module:function"
         )
-    return lambda size: TOPOLOGIES[topology](size, seed, degree)
+    return Named(topology, seed, degree)
 
 
 def named(topology: str, size: int, seed: int = 0, degree: int = 1) -> Mixing:
@@ -82,6 +82,22 @@ def every(size: int, seed: int = 0, degree: int = 1) -> tuple[list[Mixing], dict
     return possible, refused
 
 
+# Families are objects, not closures, so that a strategy can be pickled.
+
+
+@dataclass(frozen=True)
+class Named:
+    """A topology of `TOPOLOGIES`."""
+
+    name: str
+    seed: int
+    degree: int
+
+    def __call__(self, size: int) -> Mixing:
+        """The mixing for `size` learners."""
+        return TOPOLOGIES[self.name](size, self.seed, self.degree)
+
+
 @dataclass(frozen=True)
 class OneSize:
     """The family of a single mixing: it supports one number of learners only."""
@@ -98,17 +114,26 @@ class OneSize:
         return self.mixing
 
 
-def _from_plugin(path: str) -> Family:
-    function = plugins.load(path, "topology", TopologyError)
-    if not callable(function):
-        raise TopologyError(
-            f"the topology '{path}' must be a function that takes the number of learners and returns a Mixing"
-        )
+@dataclass(frozen=True)
+class FromPlugin:
+    """A topology by `module:function`. Raises TopologyError if there is no such function."""
 
-    def built(size: int) -> Mixing:
-        mixing = cast(Family, function)(size)
+    path: str
+
+    def __post_init__(self) -> None:
+        self._function()
+
+    def _function(self) -> Family:
+        function = plugins.load(self.path, "topology", TopologyError)
+        if not callable(function):
+            raise TopologyError(
+                f"the topology '{self.path}' must be a function that takes the number of learners and returns a Mixing"
+            )
+        return cast(Family, function)
+
+    def __call__(self, size: int) -> Mixing:
+        """The mixing for `size` learners. Raises TopologyError if the function returns anything else."""
+        mixing = self._function()(size)
         if not isinstance(mixing, Mixing) or mixing.size != size:
-            raise TopologyError(f"the topology '{path}' must return a Mixing of {size} learners, got {mixing!r}")
+            raise TopologyError(f"the topology '{self.path}' must return a Mixing of {size} learners, got {mixing!r}")
         return mixing
-
-    return built

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from roundelay.errors import LaunchError, StrategyError
 from roundelay.learner import Learner
@@ -57,6 +58,24 @@ def test_other_placements_are_refused_by_name(mesh):
     del module[1].weight
     with pytest.raises(StrategyError, match=r"parameter 1\.bias has the placements \(Replicate\(\),\)"):
         shard_group(module)
+
+
+@pytest.mark.parametrize("style", [ColwiseParallel, RowwiseParallel])
+def test_tensor_parallel_parameters_are_refused_by_name(mesh, style):
+    module = parallelize_module(network(), mesh["shard"], {"0": style()})
+    with pytest.raises(StrategyError, match=r"parameter 0\.weight is a DTensor that fully_shard has not made"):
+        shard_group(module)
+    with pytest.raises(StrategyError, match=r"parameter 0\.weight"):
+        Learner(module, torch.optim.SGD(module.parameters(), lr=0.1), ADPSGD())
+
+
+def test_tensor_parallel_parameters_inside_a_sharded_module_are_refused_by_name():
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("fsdp", "tensor"))
+    module = parallelize_module(network(), mesh["tensor"], {"1": ColwiseParallel()})
+    with pytest.raises(
+        StrategyError, match=r"parameter 0\.weight is sharded over|parameter 1\.weight has the placements"
+    ):
+        shard_group(fully_shard(module, mesh=mesh["fsdp"]))
 
 
 @pytest.mark.parametrize("strategy", [Allreduce(), SuperLearner(DPSGD(), 1)], ids=["allreduce", "super-learner"])

@@ -36,9 +36,14 @@ def shard_group(module: nn.Module) -> ShardGroup | None:
 
     Raises StrategyError, with the name of the parameter, unless all parameters are sharded over one mesh of one dimension.
     """
-    if not any(map(is_sharded, module.parameters())):
+    sharded = next((name for name, parameter in module.named_parameters() if is_sharded(parameter)), None)
+    if sharded is None:
         return None
-    reshard(module)
+    if not reshard(module):
+        raise StrategyError(
+            f"parameter {sharded} is a DTensor that fully_shard has not made; tensor-parallel parameters cannot be averaged. "
+            "Learners take modules sharded by fully_shard over one dimension of a mesh"
+        )
     mesh = None
     for name, parameter in module.named_parameters():
         if not is_sharded(parameter):
@@ -84,16 +89,18 @@ def local(tensor: Tensor) -> Tensor:
         return tensor.to_local().detach() if is_sharded(tensor) else tensor.detach()
 
 
-def reshard(module: nn.Module) -> None:
+def reshard(module: nn.Module) -> bool:
     """Drop gathered weights. FSDP2 keeps those of the outermost module after a forward without a backward.
 
-    Until they are dropped, the module would use them and not what is written to the shards.
+    Until they are dropped, the module would use them and not what is written to the shards. Returns False if no part of
+    the module is FSDP2's.
     """
     from torch.distributed.fsdp import FSDPModule
 
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
+    parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    for part in parts:
+        part.reshard()
+    return bool(parts)
 
 
 def whole_state(state: Any) -> Any:  # noqa: ANN401

@@ -17,6 +17,7 @@ NAMES = [
     "DPSGD",
     "DelayByOne",
     "Learner",
+    "LocalSGD",
     "Mixing",
     "PeerLostError",
     "RoundelayError",

@@ -16,7 +16,7 @@ _NAMES = {
     "roundelay.errors": ["PeerLostError", "RoundelayError", "StrategyError", "TopologyError"],
     "roundelay.cluster.environment": ["World", "init"],
     "roundelay.learner": ["Learner"],
-    "roundelay.strategies": ["ADPSGD", "Allreduce", "DPSGD", "DelayByOne", "Strategy", "SuperLearner"],
+    "roundelay.strategies": ["ADPSGD", "Allreduce", "DPSGD", "DelayByOne", "LocalSGD", "Strategy", "SuperLearner"],
     "roundelay.training.task": ["Task", "TaskConfig"],
     "roundelay.topology": [
         "Mixing",

@@ -18,6 +18,7 @@ from roundelay.strategies import (
     DPSGD as DPSGD,
     Allreduce as Allreduce,
     DelayByOne as DelayByOne,
+    LocalSGD as LocalSGD,
     Strategy as Strategy,
     SuperLearner as SuperLearner,
 )

@@ -14,6 +14,7 @@ from roundelay.strategies.allreduce import Allreduce
 from roundelay.strategies.base import Strategy
 from roundelay.strategies.delay_by_one import DelayByOne
 from roundelay.strategies.dpsgd import DPSGD
+from roundelay.strategies.local_sgd import LocalSGD
 
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "adpsgd": ADPSGD,
@@ -21,6 +22,7 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "allreduce": Allreduce,
     "delay-by-one": DelayByOne,
     "delay-by-one-gradients": functools.partial(DelayByOne, delayed="gradients"),
+    "local-sgd": LocalSGD,
 }
 
 

@@ -1,0 +1,258 @@
+"""Rounds of LocalSGD: the neighbours of a round give each other their messages, whatever their training threads do.
+
+Each learner numbers its rounds in the same way. A learner that begins a round says so to the neighbours of that round. When both
+ends of a pair have begun it, the one with the lower rank calls the other with its message, and the reply is the other's message.
+A neighbour that has not begun the round is asked to, in the thread that serves the call. A neighbour that is lost or silent, has
+passed the round already, or has another membership, is left out.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from roundelay.clock import done
+from roundelay.errors import PeerLostError, RefusedError
+from roundelay.transport.base import Transport
+
+_HEADER = struct.Struct("<qqq")  # kind, the round that it is about, the sender's own round
+
+
+class _Kind(IntEnum):
+    BEGUN = 1  # the sender has begun the round
+    NOT_YET = 2  # the sender has not begun the round
+    ABSENT = 3  # the sender takes no part in the round with the receiver
+    MESSAGE = 4  # the sender's message of the round follows
+
+
+class OuterRounds:
+    """What one learner has sent and received in its current round. Thread-safe.
+
+    Args:
+        transport: to the peers. This object serves its calls.
+        asked: called, in a thread of the transport, when a peer has begun a round that this learner has not.
+
+    Attributes:
+        round: the current round; -1 before the first one.
+        received: messages of the current round by peer. Read it after the round has ended.
+    """
+
+    def __init__(self, transport: Transport, asked: Callable[[], None]) -> None:
+        self._transport, self._asked = transport, asked
+        self.round, self.received = -1, dict[int, Tensor]()
+        self._lock = threading.Lock()
+        self._message = torch.empty(0, dtype=torch.uint8)
+        self._open: set[int] = set()  # neighbours of the round whose message has not come
+        self._called: set[int] = set()  # neighbours that have our message, and whose reply is on its way
+        self._begun: dict[int, int] = {}  # by peer: the last round that it has said to have begun
+        self._newest = -1  # the newest round of a peer that has passed ours
+        self._silent: set[int] = set()
+        self._buffers: dict[int, list[Tensor]] = {}  # free ones by length, for calls: peers keep them mapped
+        self._ended = done()
+        transport.serve(self._answer)
+
+    @property
+    def next_round(self) -> int:
+        """The round after the current one, or a later one if the peers have passed it."""
+        return max(self.round + 1, self._newest)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a peer has begun the next round and waits for this learner."""
+        with self._lock:
+            return any(round > self.round for round in self._begun.values())
+
+    def begin(self, round: int, peers: Iterable[int], message: Tensor) -> Future[None]:
+        """Begin a round; the future is done when each of `peers` has given its message or was left out."""
+        with self._lock:
+            last, self.round = self.round, round
+            self.received, self._message = {}, message
+            lost = self._transport.lost
+            self._open = {peer for peer in peers if peer not in lost and peer not in self._silent}
+            ended = self._ended = Future()
+            told = [(peer, _Kind.BEGUN, round) for peer in self._open if not self._calls(peer)]
+            # Peers that wait for this learner in a round that it passes, or that see another membership.
+            told += [
+                (peer, _Kind.ABSENT, theirs)
+                for peer, theirs in self._begun.items()
+                if last < theirs <= round and not (theirs == round and peer in self._open)
+            ]
+            called = list(filter(self._calls, self._open))
+        for peer, kind, number in told:
+            self._tell(peer, kind, number)
+        for peer in called:
+            self._call(peer)
+        self._end_if_complete()
+        return ended
+
+    def leave(self) -> None:
+        """Take part in no more rounds: tell the peers that wait for this learner, and refuse all others."""
+        with self._lock:
+            waiting = [(peer, round) for peer, round in self._begun.items() if round > self.round]
+            self._begun.clear()
+        for peer, round in waiting:
+            self._tell(peer, _Kind.ABSENT, round)
+        self._transport.serve(None)
+
+    def lose(self, peer: int) -> None:
+        """`peer` is gone: go on without it. If it has left in order, its last reply may still come."""
+        with self._lock:
+            self._begun.pop(peer, None)
+            self._silent.discard(peer)
+            called = peer in self._called
+        if not called:
+            self._leave_out(peer)
+
+    def set_silent(self, peer: int, *, silent: bool) -> None:
+        """Go on without a peer whose heartbeats are missing; take it in again when they come."""
+        with self._lock:
+            self._silent.add(peer) if silent else self._silent.discard(peer)
+            round, expected = self.round, silent and peer in self._open
+        if expected:
+            self._leave_out(peer, round)
+            self._tell(peer, _Kind.ABSENT, round)  # it hears of this when it wakes up
+
+    # What we say ---------------------------------------------------------------------------------------------------
+
+    def _calls(self, peer: int) -> bool:
+        """Whether we are the one to call this neighbour, now that both have begun the round. Needs the lock."""
+        return peer in self._open and self._transport.rank < peer and self._begun.get(peer) == self.round
+
+    def _tell(self, peer: int, kind: _Kind, round: int) -> None:
+        buffer = torch.empty(_HEADER.size, dtype=torch.uint8)
+        _write_header(buffer, kind, round, self.round)
+        self._transport.call(peer, buffer).add_done_callback(lambda reply: self._heard(peer, round, reply))
+
+    def _heard(self, peer: int, round: int, reply: Future[Tensor]) -> None:
+        """A peer has answered what we told it about `round`."""
+        header = self._header_of(peer, round, reply)
+        if header is None:
+            return
+        kind, _, theirs = header
+        if kind == _Kind.ABSENT:
+            self._passed(peer, round, theirs)
+        elif kind == _Kind.BEGUN:
+            self._peer_begun(peer, round)
+
+    def _call(self, peer: int) -> None:
+        with self._lock:
+            round, message = self.round, self._message
+            length = _HEADER.size + len(message)
+            self._called.add(peer)
+            free = self._buffers.setdefault(length, [])
+            buffer = free.pop() if free else self._transport.allocate(length)
+        _write_header(buffer, _Kind.MESSAGE, round, round)
+        buffer[_HEADER.size :] = message
+        reply = self._transport.call(peer, buffer)
+        reply.add_done_callback(lambda reply: self._replied(peer, round, buffer, reply))
+
+    def _replied(self, peer: int, round: int, buffer: Tensor, reply: Future[Tensor]) -> None:
+        """A peer has answered our message of `round` with its own."""
+        with self._lock:
+            self._called.discard(peer)
+        header = self._header_of(peer, round, reply)
+        if header is None:
+            self._transport.free(buffer)  # a peer that is only frozen may still write to it
+            return
+        kind, _, theirs = header
+        message = buffer[_HEADER.size :].clone()
+        with self._lock:
+            self._buffers[len(buffer)].append(buffer)
+        if kind == _Kind.MESSAGE:
+            self._receive(peer, round, message)
+        else:
+            self._passed(peer, round, theirs)
+
+    def _header_of(self, peer: int, round: int, reply: Future[Tensor]) -> tuple[int, int, int] | None:
+        """The header of a reply; None if the peer is left out because the call has failed."""
+        error = reply.exception()
+        if not isinstance(error, PeerLostError | RefusedError):
+            return _read_header(reply.result())
+        with self._lock:
+            expected = round == self.round and peer in self._open
+        self._leave_out(peer, round)
+        if expected and isinstance(error, RefusedError):  # the peer lives, and would wait for us
+            self._tell(peer, _Kind.ABSENT, round)
+        return None
+
+    # What peers say ------------------------------------------------------------------------------------------------
+
+    def _answer(self, peer: int, request: Tensor, reply: Tensor) -> None:
+        kind, round, theirs = _read_header(request)
+        if kind == _Kind.MESSAGE:
+            self._exchange(peer, round, request, reply)
+            return
+        if kind == _Kind.BEGUN:
+            self._peer_begun(peer, round)
+            if round > self.round:
+                self._asked()
+        elif kind == _Kind.ABSENT:
+            self._passed(peer, round, theirs)
+        with self._lock:
+            if round > self.round:
+                kind = _Kind.NOT_YET
+            else:
+                kind = _Kind.BEGUN if round == self.round and peer in self._open else _Kind.ABSENT
+            _write_header(reply, kind, round, self.round)
+
+    def _exchange(self, peer: int, round: int, request: Tensor, reply: Tensor) -> None:
+        """Take the peer's message and give ours, which is as long. A message of another length is of another form."""
+        with self._lock:
+            willing = round == self.round and peer in self._open and len(request) == _HEADER.size + len(self._message)
+            message = request[_HEADER.size :].clone() if willing else None
+            if willing:
+                reply[_HEADER.size :] = self._message
+            _write_header(reply, _Kind.MESSAGE if willing else _Kind.ABSENT, round, self.round)
+        if message is None:
+            self._leave_out(peer, round)
+        else:
+            self._receive(peer, round, message)
+
+    def _peer_begun(self, peer: int, round: int) -> None:
+        with self._lock:
+            before = self._begun.get(peer, -1)
+            self._begun[peer] = max(before, round)
+            call = round != before and self._calls(peer)
+        if call:
+            self._call(peer)
+
+    def _passed(self, peer: int, round: int, theirs: int) -> None:
+        with self._lock:
+            self._newest = max(self._newest, theirs)
+        self._leave_out(peer, round)
+
+    def _receive(self, peer: int, round: int, message: Tensor) -> None:
+        with self._lock:
+            if round == self.round and peer in self._open:
+                self._open.discard(peer)
+                self.received[peer] = message
+        self._end_if_complete()
+
+    def _leave_out(self, peer: int, round: int | None = None) -> None:
+        """Expect no message of `peer` in the current round; not if that is another one than `round`."""
+        with self._lock:
+            if round is None or round == self.round:
+                self._open.discard(peer)
+        self._end_if_complete()
+
+    def _end_if_complete(self) -> None:
+        with self._lock:
+            ended, self._ended = self._ended, self._ended if self._open else done()
+            complete = not self._open and not ended.done()
+        if complete:
+            ended.set_result(None)
+
+
+def _write_header(buffer: Tensor, kind: int, round: int, own_round: int) -> None:
+    buffer[: _HEADER.size] = torch.frombuffer(bytearray(_HEADER.pack(kind, round, own_round)), dtype=torch.uint8)
+
+
+def _read_header(buffer: Tensor) -> tuple[int, int, int]:
+    kind, round, own_round = _HEADER.unpack(bytes(buffer[: _HEADER.size].tolist()))
+    return kind, round, own_round

@@ -15,6 +15,7 @@ from roundelay.bench.models import build
 from roundelay.cluster.environment import World
 from roundelay.learner import Learner
 from roundelay.strategies.registry import strategy_named
+from roundelay.training.slowdown import Slowdown
 
 NO_COMMUNICATION, DDP = "none", "ddp"
 WARM_UP_STEPS = 10  # most connections are opened by the first exchange with a peer
@@ -59,7 +60,9 @@ def measure(case: Case, world: World, seconds: float) -> Measurement:
     """Run a case for about `seconds` in this process. All learners of `world` call this together."""
     torch.manual_seed(0)
     slow = case.slow if world.rank == case.slow_learner else 1.0
-    module, batch = build(case.compute, case.parameters, case.step_s, slow)
+    real = case.compute == "lstm"  # an emulated step sleeps, and a slow one sleeps longer
+    module, batch = build(case.compute, case.parameters, case.step_s if real else slow * case.step_s)
+    slowdown = Slowdown(slow if real else 1.0)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     synchronous, runner = case.strategy == DDP, module
     context: AbstractContextManager[Learner | None] = nullcontext()
@@ -73,13 +76,16 @@ def measure(case: Case, world: World, seconds: float) -> Measurement:
 
     def step() -> None:
         runner(batch()).sum().backward()
+        slowdown.pause(_waited_s(learner))
         optimizer.step()
         optimizer.zero_grad()
 
+    slowdown.begin(0.0)
     with context as learner:
         for _ in range(WARM_UP_STEPS):
             step()
         dist.barrier()
+        slowdown.begin(_waited_s(learner))
         before = _exchanges(learner)
         began = time.perf_counter()
         steps = _equal_steps(step, case, seconds) if synchronous else _steps_until(step, began + seconds)
@@ -87,6 +93,10 @@ def measure(case: Case, world: World, seconds: float) -> Measurement:
         exchanges = _exchanges(learner) - before
         dist.barrier()  # no learner leaves while others are being measured
     return Measurement(steps, elapsed_s, exchanges)
+
+
+def _waited_s(learner: Learner | None) -> float:
+    return learner.waited_s if learner else 0.0
 
 
 def _exchanges(learner: Learner | None) -> float:

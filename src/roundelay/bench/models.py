@@ -49,24 +49,20 @@ class EmulatedModel(nn.Module):
 class LSTMModel(nn.Module):
     """A small acoustic model on random frames. Its computation competes with communication for the cores."""
 
-    def __init__(self, parameters: int, slow: float = 1.0) -> None:
+    def __init__(self, parameters: int) -> None:
         super().__init__()
         hidden = max(16, int((parameters / 16) ** 0.5) // 8 * 8)
         self.lstm = nn.LSTM(40, hidden, num_layers=1, bidirectional=True, batch_first=True)
         self.out = nn.Linear(2 * hidden, 128)
-        self.slow = slow
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mean square of the logits. A slow learner sleeps in proportion to its forward pass, which is a third of a step."""
-        began = time.perf_counter()
+        """Mean square of the logits."""
         logits: Tensor = self.out(self.lstm(x)[0])
-        if self.slow > 1:
-            time.sleep((self.slow - 1) * 3 * (time.perf_counter() - began))
         return logits.square().mean()
 
 
-def build(compute: str, parameters: int, step_s: float, slow: float) -> tuple[nn.Module, Callable[[], Tensor]]:
+def build(compute: str, parameters: int, step_s: float) -> tuple[nn.Module, Callable[[], Tensor]]:
     """The module for "emulated" or "lstm", and a function that makes one batch for it."""
     if compute == "lstm":
-        return LSTMModel(parameters, slow), lambda: torch.randn(8, 21, 40)
-    return EmulatedModel(parameters, step_s * slow), lambda: torch.ones(1, requires_grad=True)
+        return LSTMModel(parameters), lambda: torch.randn(8, 21, 40)
+    return EmulatedModel(parameters, step_s), lambda: torch.ones(1, requires_grad=True)

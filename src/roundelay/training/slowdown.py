@@ -2,64 +2,122 @@
 
 from __future__ import annotations
 
-import statistics
+import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
 
 from roundelay.transport.heartbeats import BEAT_S
 
-MEASURED_STEPS = 10  # the first steps of a learner, which run at full speed
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")  # Linux: nanoseconds on a core, nanoseconds ready without a core, ...
+_WIDTH = 256  # of a matrix whose square takes about a millisecond: as long as the operations of a real step
+
+
+class Work(NamedTuple):
+    """What a thread has done so far: seconds on a core, and seconds idle (for a device, a disk or a sleep)."""
+
+    core_s: float
+    idle_s: float
+
+
+class Machine(Protocol):
+    """Measures the work of the calling thread, and repeats work."""
+
+    def work(self) -> Work:
+        """The work of this thread so far. Time in which the thread was ready and had no core is in neither part."""
+
+    def compute(self, seconds: float) -> None:
+        """Use a core for so many seconds."""
+
+    def sleep(self, seconds: float) -> None:
+        """Be idle for so many seconds."""
+
+
+class ThisMachine:
+    """The real clocks of the calling thread.
+
+    Where the kernel does not tell how long a thread was ready without a core, this time counts as idle.
+    """
+
+    def __init__(self) -> None:
+        self._matrix = torch.full((_WIDTH, _WIDTH), 1 / _WIDTH)
+        self._product = torch.empty(_WIDTH, _WIDTH)
+
+    def work(self) -> Work:
+        """The work of this thread so far."""
+        core_s, ready_s = time.thread_time(), 0.0
+        with contextlib.suppress(OSError):
+            ready_s = 1e-9 * int(_SCHEDSTAT.read_text().split()[1])
+        return Work(core_s, time.perf_counter() - core_s - ready_s)
+
+    def compute(self, seconds: float) -> None:
+        """Multiply matrices: torch releases Python's global lock meanwhile, as in a real step, so other threads can run."""
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            torch.mm(self._matrix, self._matrix, out=self._product)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
 
 
 class Slowdown:
-    """Makes the steps of a learner `factor` times as long as they are at full speed.
+    """Makes a learner do the work of each of its steps `factor` times.
 
-    A step is data, forward, backward and update, without waiting for other learners. The first `MEASURED_STEPS` steps run
-    at full speed, and their median is the duration to be multiplied. Later steps are not
-    measured, because the pause makes them faster: on a loaded machine, a process that sleeps most of the time gets a
-    core at once when it wakes.
+    A step is data, forward, backward and update, without waiting for other learners. The time of a step on a core is
+    repeated on a core, and its idle time is slept. So the slowed learner competes for the cores as much as it does
+    unslowed, and the step takes `factor` times as long also if there are more learners than cores. A slowed learner
+    that only sleeps would leave its core to the others, and would get a core at once when it wakes.
 
-    The pause is between backward and the update, so gradients are as stale as on a slow machine.
+    The pause is between backward and the update, so gradients are as stale as on a slow machine. The pause also makes up
+    for the update of the step before.
 
     Args:
         factor: at least 1; with 1 there is no pause.
-        check: called at least once per heartbeat interval during a pause; it may raise to end the step.
-        now: the clock, in seconds.
-        sleep: blocks for the given number of seconds.
+        check: called at least once per heartbeat interval of work in a pause; it may raise to end the step.
+        machine: measures and repeats the work.
     """
 
     def __init__(
-        self,
-        factor: float,
-        check: Callable[[], None] = lambda: None,
-        *,
-        now: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], None] = time.sleep,
+        self, factor: float, check: Callable[[], None] = lambda: None, *, machine: Machine | None = None
     ) -> None:
-        self._factor, self._check, self._now, self._sleep = factor, check, now, sleep
-        self._began = self._backward_ended = 0.0
-        self._steps: list[float] = []  # seconds of each measured step
-        self._updates: list[float] = []  # seconds of each measured step after backward
+        self._factor, self._check, self._machine = factor, check, machine or ThisMachine()
+        self._mark = Work(0.0, 0.0)
+        self._owed = Work(0.0, 0.0)  # what the next pause repeats
 
     def begin(self, waited_s: float) -> None:
         """The next step begins now. `waited_s` is how long the learner has waited for others so far, in seconds."""
-        self._began = self._now() - waited_s
+        self._mark = self._work(waited_s)
 
     def pause(self, waited_s: float) -> None:
-        """After backward: sleep, such that the whole step will have `factor` times its duration at full speed."""
-        self._backward_ended = self._now() - waited_s
-        if self._factor == 1 or len(self._steps) < MEASURED_STEPS:
-            return
-        rest_s = statistics.median(self._updates)
-        end = self._began + self._factor * statistics.median(self._steps) - rest_s + waited_s
-        while (left := end - self._now()) > 0:
-            self._sleep(min(left, BEAT_S))
-            self._check()
+        """After backward: repeat the work since the last pause, `factor` - 1 times."""
+        self.end(waited_s)
+        owed = Work(self._owed.core_s, max(0.0, self._owed.idle_s))  # waiting can be counted twice, never idle time
+        self._repeat(self._machine.compute, owed.core_s)
+        self._repeat(self._machine.sleep, owed.idle_s)
+        done, before = self._work(waited_s), self._mark
+        self._owed = Work(owed.core_s - done.core_s + before.core_s, owed.idle_s - done.idle_s + before.idle_s)
+        self._mark = done
 
     def end(self, waited_s: float) -> None:
         """The step is over, and the next one begins."""
-        now = self._now() - waited_s
-        if len(self._steps) < MEASURED_STEPS:
-            self._steps.append(now - self._began)
-            self._updates.append(now - self._backward_ended)
-        self._began = now
+        before, self._mark = self._mark, self._work(waited_s)
+        more, now, owed = self._factor - 1, self._mark, self._owed
+        core_s = owed.core_s + more * (now.core_s - before.core_s)
+        self._owed = Work(core_s, owed.idle_s + more * (now.idle_s - before.idle_s))
+
+    def _work(self, waited_s: float) -> Work:
+        """The work of this thread without waiting for others. Nothing is measured if nothing is to be repeated."""
+        if self._factor == 1:
+            return self._mark
+        work = self._machine.work()
+        return work._replace(idle_s=work.idle_s - waited_s)
+
+    def _repeat(self, work: Callable[[float], None], seconds: float) -> None:
+        while seconds > 0:
+            work(min(seconds, BEAT_S))
+            seconds -= BEAT_S
+            self._check()

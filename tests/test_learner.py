@@ -112,13 +112,6 @@ def test_a_world_of_one_is_plain_training(name):
     np.testing.assert_allclose(flat(alone), flat(plain), rtol=1e-6, atol=1e-7)
 
 
-def test_closures_are_refused_and_leave_no_lock_behind():
-    learner = solo(ADPSGD(ring(1)))
-    with learner, pytest.raises(StrategyError, match="closure"):
-        learner.optimizer.step(lambda: 1.0)
-    assert not learner.strategy._live.lock.locked()
-
-
 def test_lbfgs_is_refused():
     module = mlp()
     with pytest.raises(StrategyError, match="LBFGS"):

@@ -18,7 +18,8 @@ from roundelay.errors import StrategyError
 class StepHooks:
     """Calls `before` and `after` once around every step of an optimizer.
 
-    An optimizer subclass whose step() calls super().step() runs torch's hooks twice; the inner call is ignored here.
+    A closure given to step() is run before `before`, so that its gradients are there as after `backward()`. The optimizer gets
+    its result. An optimizer subclass whose step() calls super().step() runs torch's hooks twice; the inner call is ignored here.
     """
 
     def __init__(self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]) -> None:
@@ -34,17 +35,23 @@ class StepHooks:
         """Remove the hooks."""
         _remove(self._handles)
 
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         caller = sys._getframe(1)
         if self._step_frame is not None and self._step_frame in _callers(caller):
             self._inner_steps += 1
-            return
+            return None
+        closure = next((each for each in (*args, *kwargs.values()) if callable(each)), None)
+        result = _Result(optimizer, closure) if closure else None
         self._step_frame, self._inner_steps = caller, 0
-        if any(callable(argument) for argument in (*args, *kwargs.values())):
-            raise StrategyError(
-                "optimizer.step() was given a closure; compute the gradient first and call step() without one"
-            )
         self._before()
+        if result is None:
+            return None
+        result.remember_weights()
+        return tuple(result if each is closure else each for each in args), {
+            key: result if each is closure else each for key, each in kwargs.items()
+        }
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._inner_steps:
@@ -52,6 +59,29 @@ class StepHooks:
             return
         self._step_frame = None
         self._after()
+
+
+class _Result:
+    """Stands for a closure that was called already. Raises StrategyError if it is called after the weights have changed."""
+
+    def __init__(self, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
+        self._optimizer = optimizer
+        with torch.enable_grad():
+            self._value = closure()
+
+    def remember_weights(self) -> None:
+        self._versions = self._versions_now()
+
+    def __call__(self) -> Any:  # noqa: ANN401
+        if self._versions != self._versions_now():
+            raise StrategyError(
+                f"{type(self._optimizer).__name__} calls its closure after it has changed the weights, as LBFGS and SAM do; no "
+                "averaging can follow that; use an optimizer that takes one gradient per step"
+            )
+        return self._value
+
+    def _versions_now(self) -> list[int]:
+        return [weight._version for group in self._optimizer.param_groups for weight in group["params"]]
 
 
 class GradientHooks:

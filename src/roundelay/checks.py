@@ -1,0 +1,86 @@
+"""What a Learner refuses: modules, optimizers and strategies that do not fit together."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import LBFGS, Optimizer
+
+from roundelay.errors import StrategyError
+from roundelay.strategies.base import Strategy
+from roundelay.weights.shards import ShardGroup
+
+_WRAPPERS = {"accelerate", "lightning", "pytorch_lightning", "lightning_fabric"}  # their optimizers wrap torch's
+_SYNCHRONISED = (
+    "synchronises gradients itself, so learners would be averaged twice. Give the Learner the module without it, and call that "
+    "module in the loop; roundelay.Allreduce() does what DistributedDataParallel does"
+)
+
+
+def check_strategy(strategy: Strategy, shards: ShardGroup | None) -> None:
+    """Raise StrategyError if the strategy cannot average a module in shards; tell it how to count rounds."""
+    if shards is not None and strategy.reduces_gradients:
+        raise StrategyError(
+            f"{type(strategy).__name__} reduces gradients, which FSDP2 does itself: fully_shard on a mesh of two dimensions "
+            "(HSDP) is an allreduce between nodes. Use DPSGD, ADPSGD or DelayByOne, which average weights"
+        )
+    strategy.rounds_by_step = shards is not None
+
+
+def unwrapped_optimizer(optimizer: Any) -> Optimizer:  # noqa: ANN401
+    """The torch optimizer inside those of Accelerate and Lightning; any other torch optimizer as it is.
+
+    Raises StrategyError for anything that is no torch optimizer.
+    """
+    while _is_wrapper(optimizer):
+        optimizer = optimizer.optimizer
+    if not isinstance(optimizer, Optimizer):
+        raise StrategyError(
+            f"a Learner needs a torch.optim.Optimizer, whose steps have hooks, got {type(optimizer).__module__}."
+            f"{type(optimizer).__name__}; if it wraps a torch optimizer, give the Learner that one"
+        )
+    return optimizer
+
+
+def _is_wrapper(optimizer: object) -> bool:
+    modules = {kind.__module__.split(".")[0] for kind in type(optimizer).__mro__}
+    return not modules.isdisjoint(_WRAPPERS) and isinstance(getattr(optimizer, "optimizer", None), Optimizer)
+
+
+def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
+    """Raise StrategyError unless the optimizer steps parameters of the module, with one gradient per step."""
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if stepped.isdisjoint(map(id, module.parameters())):
+        raise StrategyError("the optimizer has none of the module's parameters; build it from module.parameters()")
+    if isinstance(optimizer, LBFGS):
+        raise StrategyError(
+            "LBFGS evaluates the loss several times in one step, which no averaging can follow; use another optimizer"
+        )
+
+
+def refuse_ddp(module: nn.Module) -> None:
+    """Raise StrategyError if a part of the module is wrapped in DistributedDataParallel, DataParallel or FSDP1."""
+    for name, part in module.named_modules():
+        kind = type(part).__name__
+        if isinstance(part, DistributedDataParallel | DataParallel) or kind == "FullyShardedDataParallel":
+            where = f"'{name}' of the module" if name else "the module"
+            advice = " (for sharding use fully_shard, FSDP2)" if kind == "FullyShardedDataParallel" else ""
+            raise StrategyError(f"{where} is wrapped in {kind}, which {_SYNCHRONISED}{advice}")
+
+
+def refuse_ddp_around(module: nn.Module) -> None:
+    """Raise StrategyError if a DistributedDataParallel in this process wraps the module or a part of it.
+
+    A module does not know what wraps it, so this looks at all objects of the process. It takes some ten milliseconds: call
+    it once.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return  # there can be no DistributedDataParallel
+    weights = set(map(id, module.parameters()))
+    for found in gc.get_objects():
+        if issubclass(type(found), DistributedDataParallel) and not weights.isdisjoint(map(id, found.parameters())):
+            raise StrategyError(f"the Learner's module is wrapped in {type(found).__name__}, which {_SYNCHRONISED}")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import os
 import shlex
 
 import pytest
@@ -10,6 +12,7 @@ from roundelay.training import checkpoint, run_directory
 from roundelay.training.checkpoint import Checkpoint
 from roundelay.training.recipes import resolve, table_of
 from roundelay.training.supervisor import Supervisor
+from roundelay.transport.security import Security
 
 
 @pytest.mark.parametrize(
@@ -19,6 +22,10 @@ from roundelay.training.supervisor import Supervisor
         (["train", "tiny", "--host", "0.0.0.0"], "need the run's secret"),
         (["train", "tiny", "--rendezvous", "127.0.0.1:1"], "need the run's secret"),
         (["train", "tiny", "--rendezvous", "nowhere", "--secret-file", "SHORT"], "an address is HOST:PORT"),
+        (["train", "tiny", "--rendezvous", "h:99999", "--secret-file", "SHORT"], "with a port of at most 65535"),
+        (["rendezvous", "--port", "99999"], "needs a port from 0 to 65535, got '99999'"),
+        (["rendezvous", "--port", "-1"], "needs a port from 0 to 65535"),
+        (["train", "tiny", "--tls", "FILE"], "cannot make the folder 'FILE' for a certificate: File exists"),
         (["train", "tiny", "--secret-file", "SHORT"], "must be at least 32 hexadecimal digits"),
         (["train", "tiny", "--secret-file", "ABSENT"], "cannot read --secret-file"),
         (["train", "tiny", "--here", "2"], "--here goes with --rendezvous"),
@@ -32,13 +39,49 @@ from roundelay.training.supervisor import Supervisor
 def test_wrong_input_is_one_line_and_starts_nothing(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.delenv("ROUNDELAY_SECRET", raising=False)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "SHORT").write_text("abc" if "nowhere" not in words else "a" * 40)
+    (tmp_path / "SHORT").write_text("a" * 40 if "--rendezvous" in words else "abc")
+    (tmp_path / "FILE").write_text("no folder")
     (tmp_path / "EMPTY").mkdir()
     assert main(words) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+PREPARED = {"PYTHONPATH": "/elsewhere", "LD_PRELOAD": "/elsewhere/x.so", "HOME": "/elsewhere"}
+
+
+def test_a_prepared_rendezvous_file_changes_nothing_in_the_environment(tmp_path, monkeypatch):
+    """Only the keys of a secret are read, and no key reaches the environment, which workers inherit."""
+    monkeypatch.delenv("ROUNDELAY_SECRET", raising=False)
+    run_directory.begin(tmp_path, resolve(table_of("tiny")), "a test")
+    document = {"address": "127.0.0.1:29400", "ROUNDELAY_SECRET": "5e" * 32} | PREPARED
+    (tmp_path / run_directory.RENDEZVOUS).write_text(json.dumps(document))
+    before, started = dict(os.environ), []
+    monkeypatch.setattr(Supervisor, "run", lambda supervisor: started.append(supervisor) or 0)
+    monkeypatch.setattr(RendezvousClient, "__init__", lambda *_, **__: None)
+    monkeypatch.setattr(RendezvousClient, "ask_for_info", lambda _: {"folder": str(tmp_path)})
+    monkeypatch.setattr(RendezvousClient, "close", lambda *_: None)
+    assert main(["train", "--join", str(tmp_path)]) == 0
+    assert dict(os.environ) == before
+    assert started[0]._settings.security == Security(bytes.fromhex("5e" * 32))
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"address": "127.0.0.1:29400"}, "has no secret"),
+        ({"address": "127.0.0.1:29400", "ROUNDELAY_SECRET": "5e"}, "must be at least 32 hexadecimal digits"),
+        ({"ROUNDELAY_SECRET": "5e" * 32}, "can be joined: 'address'"),
+        (["address"], "can be joined"),
+        ({"address": "127.0.0.1:x", "ROUNDELAY_SECRET": "5e" * 32}, "an address is HOST:PORT"),
+        ({"address": "127.0.0.1:1", "ROUNDELAY_SECRET": "5e" * 32, "ROUNDELAY_TLS": "/absent"}, "must have cert.pem"),
+    ],
+)
+def test_a_damaged_rendezvous_file_is_refused_in_one_line(tmp_path, mistake, document, message):
+    (tmp_path / run_directory.RENDEZVOUS).write_text(json.dumps(document))
+    assert message in mistake("train", "--join", str(tmp_path))
 
 
 @pytest.mark.parametrize(

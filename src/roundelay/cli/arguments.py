@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roundelay.errors import UsageError
+from roundelay.errors import LaunchError, UsageError
 
 if TYPE_CHECKING:
     from roundelay.training.supervisor import ConnectionSettings
     from roundelay.transport.security import Security
 
+LAST_PORT = 65535
 PICTURES = (".svg", ".png", ".pdf")
 
 _PREFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -197,15 +198,17 @@ def add_security(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def connection_settings(args: argparse.Namespace, rendezvous: tuple[str, int] | None) -> ConnectionSettings:
-    """The settings that the options of `add_security` give.
+def connection_settings(
+    args: argparse.Namespace, rendezvous: tuple[str, int] | None, security: Security | None = None
+) -> ConnectionSettings:
+    """The settings that the options of `add_security` give. `security` is the run's, if it is known already.
 
     Raises UsageError if an interface is named without a secret that other machines can know.
     """
     from roundelay.cluster.environment import LOOPBACK
     from roundelay.training.supervisor import ConnectionSettings
 
-    security = _security(args)
+    security = security or _security(args)
     if security is None and (rendezvous is not None or args.host not in (None, LOOPBACK)):
         raise UsageError(
             "learners on other machines need the run's secret: give --secret-file, or set ROUNDELAY_SECRET"
@@ -214,6 +217,23 @@ def connection_settings(args: argparse.Namespace, rendezvous: tuple[str, int] | 
     if args.tls is not None:
         security = security.with_tls(args.tls)
     return ConnectionSettings(security, rendezvous, args.host or LOOPBACK, args.open_collectives)
+
+
+def port(text: str) -> int:
+    """The number of a TCP port, from 0 (any free port) to 65535."""
+    if not (text.isdecimal() and int(text) <= LAST_PORT):
+        raise argparse.ArgumentTypeError(f"needs a port from 0 to {LAST_PORT}, got '{text}'")
+    return int(text)
+
+
+def rendezvous_address(text: str) -> tuple[str, int]:
+    """Parse HOST:PORT. Raises LaunchError for anything else."""
+    from roundelay.cluster.environment import parsed_address
+
+    host, number = parsed_address(text)
+    if number > LAST_PORT:
+        raise LaunchError(f"an address is HOST:PORT with a port of at most {LAST_PORT}, got '{text}'")
+    return host, number
 
 
 def security_options(args: argparse.Namespace) -> list[str]:

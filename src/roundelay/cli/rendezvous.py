@@ -8,13 +8,13 @@ import sys
 import threading
 import time
 
-from roundelay.cli.arguments import add_security, connection_settings
+from roundelay.cli.arguments import add_security, connection_settings, port
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
-        "--port", type=int, default=29400, metavar="PORT", help="the port to listen on (default: 29400)"
+        "--port", type=port, default=29400, metavar="PORT", help="the port to listen on (default: 29400)"
     )
     add_security(parser)
 

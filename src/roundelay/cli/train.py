@@ -16,6 +16,7 @@ from roundelay.cli.arguments import (
     connection_settings,
     dated_folder,
     positive_int,
+    rendezvous_address,
     security_options,
 )
 from roundelay.errors import ConfigError, UsageError
@@ -76,11 +77,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _supervise(config: Config, folder: Path, args: argparse.Namespace) -> int:
-    from roundelay.cluster.environment import parsed_address
     from roundelay.training import run_directory
     from roundelay.training.supervisor import Supervisor
 
-    settings = connection_settings(args, None if args.rendezvous is None else parsed_address(args.rendezvous))
+    settings = connection_settings(args, None if args.rendezvous is None else rendezvous_address(args.rendezvous))
     if args.rendezvous is None:
         if args.here is not None:
             raise UsageError("--here goes with --rendezvous; without one all learners are started on this machine")
@@ -124,19 +124,16 @@ def _share(config: Config, folder: Path, args: argparse.Namespace) -> int | None
 
 def _join_run(args: argparse.Namespace) -> int:
     """Add a learner to a run that is under way."""
-    from roundelay.cluster.environment import parsed_address
     from roundelay.cluster.rendezvous.client import RendezvousClient
     from roundelay.training import recipes, run_directory
     from roundelay.training.supervisor import Supervisor
 
+    address, security = args.join, None
     if Path(args.join).is_dir():
-        address, secret = run_directory.read_rendezvous(Path(args.join))
-        os.environ.update(secret)
-    else:
-        address = args.join
-    settings = connection_settings(args, parsed_address(address))
+        address, security = run_directory.read_rendezvous(Path(args.join))
+    settings = connection_settings(args, rendezvous_address(address), security)
     try:
-        with RendezvousClient(parsed_address(address), settings.security) as client:
+        with RendezvousClient(rendezvous_address(address), settings.security) as client:
             info = client.ask_for_info()
     except OSError as error:
         raise UsageError(f"cannot join the run at {address}: {error}") from None

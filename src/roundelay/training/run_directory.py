@@ -24,7 +24,7 @@ from roundelay.training import checkpoint
 from roundelay.training.config import Config
 from roundelay.training.config_table import to_toml
 from roundelay.training.recipes import as_table, read_toml
-from roundelay.transport.security import Security
+from roundelay.transport.security import KEYS, Security
 
 CONFIG, MACHINE, METRICS, RENDEZVOUS = "config.toml", "machine.json", "metrics.jsonl", "rendezvous.json"
 RESULTS, MODEL, MODEL_CONFIG = "results.json", "model.safetensors", "config.json"
@@ -62,16 +62,23 @@ def write_rendezvous(folder: Path, address: tuple[str, int], security: Security)
         json.dump(document, file, indent=2)
 
 
-def read_rendezvous(folder: Path) -> tuple[str, dict[str, str]]:
-    """The address of the rendezvous, and the environment variables with the secret.
+def read_rendezvous(folder: Path) -> tuple[str, Security]:
+    """The address of the rendezvous, and the secret of the run.
 
-    Raises ConfigError if the run in `folder` is not under way.
+    Only the keys that `write_rendezvous` writes are read, because another user may have prepared the file.
+
+    Raises ConfigError if the run in `folder` is not under way, or if the file has no secret.
     """
+    path = folder / RENDEZVOUS
     try:
-        document = json.loads((folder / RENDEZVOUS).read_text())
-        return document.pop("address"), {str(name): str(value) for name, value in document.items()}
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        document = json.loads(path.read_text())
+        address = str(document["address"])
+        security = Security.from_environment({name: str(document[name]) for name in KEYS if name in document})
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"'{folder}' has no run under way that can be joined: {error}") from None
+    if security is None:
+        raise ConfigError(f"'{path}' has no secret, so its run cannot be joined")
+    return address, security
 
 
 def table(folder: Path) -> dict[str, Any]:

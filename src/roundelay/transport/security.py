@@ -15,7 +15,7 @@ from pathlib import Path
 
 from roundelay.errors import ConfigError, HandshakeError
 
-SECRET, RUN, TLS = "ROUNDELAY_SECRET", "ROUNDELAY_RUN", "ROUNDELAY_TLS"
+KEYS = SECRET, RUN, TLS = "ROUNDELAY_SECRET", "ROUNDELAY_RUN", "ROUNDELAY_TLS"
 CERTIFICATE, KEY = "cert.pem", "key.pem"
 LEAST_SECRET_BYTES = 16
 
@@ -86,7 +86,10 @@ def make_certificate(folder: Path) -> None:
             f"TLS needs the openssl command to make a certificate, and there is none; install it, or put {CERTIFICATE} "
             f"and {KEY} into '{folder}'"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder '{folder}' for a certificate: {error.strerror}") from None
     with tempfile.TemporaryDirectory(dir=folder) as temporary:  # for the owner only
         made = Path(temporary)
         command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]

@@ -44,6 +44,7 @@ NAMES = [
     "spectrum",
     "star",
     "torus",
+    "whole_state",
 ]
 CONFIGURATION = [
     "--learners",
@@ -93,6 +94,15 @@ FLAGS = {
     "bench throughput": [*THROUGHPUT, "--json"],
     "bench stragglers": [*THROUGHPUT, "--slow", "--json"],
     "bench overhead": ["--learners", "--seconds", "--json"],
+    "bench accelerator": [
+        "--learners",
+        "--parameters",
+        "--step",
+        "--bandwidth",
+        "--seconds",
+        "--repetitions",
+        "--json",
+    ],
     "chaos": ["RECIPE", *CONFIGURATION, "--kill", "--freeze", "--join", "--out", "--json"],
     "rendezvous": ["--port", "--host", "--secret-file", "--tls", "--open-collectives"],
     "simulate": [

@@ -14,7 +14,9 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "roundelay.errors": ["PeerLostError", "RoundelayError", "StrategyError", "TopologyError"],
+    "roundelay.cluster.elastic_world": ["Rendezvous", "join"],
     "roundelay.cluster.environment": ["World", "init"],
+    "roundelay.cluster.ticket": ["Ticket"],
     "roundelay.learner": ["Learner"],
     "roundelay.strategies": ["ADPSGD", "Allreduce", "DPSGD", "DelayByOne", "LocalSGD", "Strategy", "SuperLearner"],
     "roundelay.training.task": ["Task", "TaskConfig"],
@@ -36,6 +38,7 @@ _NAMES = {
         "star",
         "torus",
     ],
+    "roundelay.weights": ["whole_state"],
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

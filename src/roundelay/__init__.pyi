@@ -1,8 +1,15 @@
 """The public names for type checkers and editors; tests/test_public_names.py keeps them equal to __init__.py's."""
 
+from roundelay.cluster.elastic_world import (
+    Rendezvous as Rendezvous,
+    join as join,
+)
 from roundelay.cluster.environment import (
     World as World,
     init as init,
+)
+from roundelay.cluster.ticket import (
+    Ticket as Ticket,
 )
 from roundelay.errors import (
     PeerLostError as PeerLostError,
@@ -43,6 +50,9 @@ from roundelay.topology import (
 from roundelay.training.task import (
     Task as Task,
     TaskConfig as TaskConfig,
+)
+from roundelay.weights import (
+    whole_state as whole_state,
 )
 
 __version__: str

@@ -138,10 +138,65 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch, c
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "write_whole", full)
+    monkeypatch.setattr(checkpoint, "PATIENCE_S", 0.0)
     saving = Checkpoints(tmp_path, 0, 2)
     saving.save(1, state(0), [0])
     saving.close()
     assert "could not write a checkpoint: [Errno 28] No space left on device" in caplog.text
+
+
+def test_a_disk_that_is_full_for_a_moment_costs_nothing(tmp_path, monkeypatch):
+    failures = [OSError(28, "No space left on device")] * 2
+    write_whole = checkpoint.write_whole
+
+    def sometimes_full(path, data):
+        if failures:
+            raise failures.pop()
+        write_whole(path, data)
+
+    monkeypatch.setattr(checkpoint, "write_whole", sometimes_full)
+    monkeypatch.setattr(checkpoint, "RETRY_EVERY_S", 0.01)
+    saving = Checkpoints(tmp_path, 0, 2)
+    saving.save(1, state(0), [0])
+    saving.close()
+    assert choose(tmp_path).samples_seen == 1
+
+
+def test_the_next_checkpoint_does_not_wait_for_a_full_disk(tmp_path, monkeypatch, caplog):
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "RETRY_EVERY_S", 1000.0)
+    saving = Checkpoints(tmp_path, 0, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_whole", full)
+        saving.save(1, state(0), [0])
+        saving.save(2, state(0), [0])  # gives up the first one
+    saving._next_one_waits.set()
+    saving.close()
+    assert "could not write a checkpoint" in caplog.text
+
+
+def test_a_checkpoint_that_another_learner_removes_meanwhile_is_left_out(tmp_path, monkeypatch):
+    for samples_seen in (1, 2):
+        save_all(tmp_path, samples_seen)
+    read = checkpoint._read_manifest
+
+    def removed_first(path):
+        if path.parent.name.endswith("1"):
+            path.unlink()
+        return read(path)
+
+    monkeypatch.setattr(checkpoint, "_read_manifest", removed_first)
+    assert [each.samples_seen for each in complete(tmp_path)] == [2]
+
+
+def test_a_full_disk_does_not_stop_the_mark_of_the_best(tmp_path, monkeypatch, caplog):
+    saving = Checkpoints(tmp_path / "absent", 0, 2)
+    saving.mark_best(7)
+    assert "could not mark the best checkpoint" in caplog.text
+    assert saving.best() is None
+    saving.close()
 
 
 def test_going_back_puts_later_checkpoints_aside(tmp_path):

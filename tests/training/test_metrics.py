@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import resource
 import threading
+from pathlib import Path
 
 from roundelay.training.metrics import JsonLines, Meter, TensorBoard, read_rows
 
@@ -28,6 +31,38 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"kind": "event", "event": "died"}\n{"kind": "lear')
     assert [row["kind"] for row in read_rows(path)] == ["event"]
+
+
+@contextlib.contextmanager
+def space_for(size: int):
+    """Files cannot grow beyond `size` bytes: the rest of a write is cut off, and the next write fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_costs_rows_and_the_next_row_is_whole_again(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLines(path)
+    sink.write({"kind": "event", "number": 1})
+    with space_for(path.stat().st_size + 9):
+        for number in (2, 3, 4):
+            sink.write({"kind": "event", "number": number})
+    sink.write({"kind": "event", "number": 5})
+    sink.close()
+    assert [row["number"] for row in read_rows(path)] == [1, 5]
+    assert caplog.text.count("cannot write to") == 1
+    assert "3 rows are lost" in caplog.text
+
+
+def test_a_device_without_space_raises_nothing(caplog):
+    sink = JsonLines(Path("/dev/full"))
+    sink.write({"kind": "event"})
+    sink.close()
+    assert "No space left on device" in caplog.text
 
 
 def test_a_row_has_the_mean_loss_of_the_finite_steps_since_the_last():

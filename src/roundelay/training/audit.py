@@ -10,7 +10,6 @@ and an exchange that was lost or applied twice shows in these sums.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from roundelay.training.metrics import JsonLines
 from roundelay.weights import Flat
 
 
@@ -31,7 +31,7 @@ class Audit:
 
     def __init__(self, module: nn.Module, optimizer: Optimizer, path: Path) -> None:
         self._weights = [weight for weight in module.parameters() if weight.requires_grad]
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._chunks = JsonLines(path)
         self._before = self._initial = self._updates = 0.0
         optimizer.register_step_post_hook(self._after)
 
@@ -57,7 +57,7 @@ class Audit:
 
     def used(self, chunk: int) -> None:
         """Record in the file that this learner has taken a step on this chunk."""
-        os.write(self._file, f"{chunk}\n".encode())
+        self._chunks.write(chunk)
 
     def figures(self, live: Flat | None) -> dict[str, float]:
         """The sums, for the metrics. `live`: the live weights; None if the module's own weights are the live ones."""
@@ -66,7 +66,7 @@ class Audit:
 
     def close(self) -> None:
         """Close the file of chunks."""
-        os.close(self._file)
+        self._chunks.close()
 
 
 @torch.no_grad()

@@ -19,9 +19,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ log = logging.getLogger("roundelay")
 
 FORMAT = 2
 MANIFEST, BEST = "manifest.json", "best.json"
+PATIENCE_S, RETRY_EVERY_S = 60.0, 1.0  # how long, and how often, a write to a full disk is tried again
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,18 @@ class Checkpoint:
 
 
 def complete(folder: Path) -> list[Checkpoint]:
-    """The complete checkpoints, oldest first. Raises CheckpointError for a manifest that cannot be read."""
-    return [_read_manifest(path) for path in sorted(folder.glob(f"*/{MANIFEST}"))]
+    """The complete checkpoints, oldest first. Raises CheckpointError for a manifest that cannot be read.
+
+    A checkpoint that another learner removes meanwhile is left out.
+    """
+    found = []
+    for path in sorted(folder.glob(f"*/{MANIFEST}")):
+        try:
+            found.append(_read_manifest(path))
+        except CheckpointError:
+            if path.exists():
+                raise
+    return found
 
 
 def _read_manifest(path: Path) -> Checkpoint:
@@ -166,21 +178,25 @@ class Checkpoints:
         self.folder, self._learner, self._keep = folder, learner, keep
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="roundelay-checkpoint")
         self._writing: Future[None] | None = None
+        self._next_one_waits = threading.Event()
 
     def save(self, samples_seen: int, state: Any, learners: Iterable[int]) -> None:  # noqa: ANN401
         """Copy the state, and start to write it. The checkpoint is complete when all `learners` have written theirs.
 
-        Waits for the previous write.
+        Waits for the previous write. If the disk is full, the previous write is given up.
         """
+        self._next_one_waits.set()
         self.wait()
-        self._writing = self._writer.submit(self._write, samples_seen, snapshot(state), tuple(learners))
+        self._next_one_waits.clear()
+        write = partial(self._write, samples_seen, snapshot(state), tuple(learners))
+        self._writing = self._writer.submit(patiently, write, self._next_one_waits)
 
     def path(self, samples_seen: int, learner: int) -> Path:
         """The file of a learner in the checkpoint at `samples_seen`, whether it is written yet or not."""
         return self.folder / _name(samples_seen) / f"learner-{learner}.safetensors"
 
     def wait(self) -> None:
-        """Wait until the last `save` is written. An OSError, such as a full disk, is logged and not raised."""
+        """Wait until the last `save` is written. A disk that stays full for `PATIENCE_S` is logged, and not raised."""
         if self._writing is None:
             return
         try:
@@ -220,8 +236,11 @@ class Checkpoints:
         self._prune()
 
     def mark_best(self, samples_seen: int) -> None:
-        """Keep the checkpoint at `samples_seen`, until another one is marked."""
-        write_whole(self.folder / BEST, json.dumps({"samples_seen": samples_seen}).encode())
+        """Keep the checkpoint at `samples_seen`, until another one is marked. A full disk is logged, not raised."""
+        try:
+            write_whole(self.folder / BEST, json.dumps({"samples_seen": samples_seen}).encode())
+        except OSError as error:
+            log.error("learner %d could not mark the best checkpoint: %s", self._learner, error)
 
     def best(self) -> int | None:
         """The `samples_seen` of the checkpoint that was marked as the best; None if none was."""
@@ -240,6 +259,21 @@ class Checkpoints:
             old = path.is_dir() and path.name < names[-self._keep :][0]
             if old and (best is None or path.name != _name(best)):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def patiently(write: Callable[[], None], give_up: threading.Event | None = None) -> None:
+    """Call `write`. If it raises OSError, such as for a full disk, call it again every second, for `PATIENCE_S`.
+
+    Raises the OSError of the last call after that time, or when `give_up` is set.
+    """
+    end, give_up = time.monotonic() + PATIENCE_S, give_up or threading.Event()
+    while True:
+        try:
+            return write()
+        except OSError as error:
+            log.warning("cannot write: %s; trying again", error)
+            if time.monotonic() > end or give_up.wait(RETRY_EVERY_S):
+                raise
 
 
 def write_whole(path: Path, data: bytes) -> None:

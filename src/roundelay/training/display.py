@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from roundelay.training.metrics import Row
+from roundelay.training.metrics import Row, rows_of
 
 LINE_EVERY_S = 10.0  # between two lines when the output is no terminal
 MOST_ROWS = 32  # with more learners, the table shows only every second, third, ... learner
@@ -94,12 +93,12 @@ class Display:
     def _new_rows(self) -> list[Row]:
         if not self._path.exists():
             return []
-        with self._path.open() as file:
+        with self._path.open(errors="replace") as file:
             file.seek(self._offset)
             text = self._pending + file.read()
             self._offset = file.tell()
         *lines, self._pending = text.split("\n")
-        return [json.loads(line) for line in lines if line]
+        return list(rows_of(lines))
 
     def _line(self) -> str:
         rows = self._rows.values()

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from roundelay.errors import ConfigError, unknown
+from roundelay.errors import CheckpointError, ConfigError, unknown
 from roundelay.learner import Learner
-from roundelay.training.checkpoint import complete
+from roundelay.training.checkpoint import MANIFEST, complete
 from roundelay.training.metrics import Row
 from roundelay.training.state import State, random_state, set_random_state
 from roundelay.training.task import Task
@@ -67,8 +67,13 @@ class Evaluator:
         new = [each for each in complete(checkpoints) if each.samples_seen > self.newest]
         if not new:
             return
+        try:
+            states = [read_state(new[-1].path(learner)) for learner in new[-1].files]
+        except CheckpointError:
+            if (new[-1].folder / MANIFEST).exists():
+                raise
+            return  # another learner has removed this checkpoint, because newer ones are complete
         self.newest = new[-1].samples_seen
-        states = [read_state(new[-1].path(learner)) for learner in new[-1].files]
         self.evaluate(mean_model(self._task, states).to(device), "valid", self.newest)
 
     def _record(self, split: str, samples_seen: int, sums: dict[str, float]) -> dict[str, float]:

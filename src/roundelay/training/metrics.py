@@ -9,15 +9,19 @@ Every row has `kind`, `elapsed_s` (seconds of the run) and `samples_seen` (sampl
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from roundelay.errors import MissingExtraError
+
+log = logging.getLogger("roundelay")
 
 Row = dict[str, Any]
 
@@ -33,14 +37,32 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """Appends rows to a file. Several processes may share it: every line is one write, so lines never mix."""
+    """Appends JSON values to a file, one per line. Several processes may share it: every line is one write.
+
+    On a full disk a line is lost or cut off, which is logged, and training goes on.
+    """
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._path, self._lost = path, 0
+        self._cut_off = False
 
-    def write(self, row: Row) -> None:
-        """Append one line."""
-        os.write(self._fd, (json.dumps(row) + "\n").encode())
+    def write(self, row: Row | int) -> None:
+        """Append one line. Never raises OSError."""
+        line = ("\n" * self._cut_off + json.dumps(row) + "\n").encode()
+        try:
+            written = os.write(self._fd, line)
+            reason = "no space left"
+        except OSError as error:
+            written, reason = 0, str(error.strerror)
+        self._cut_off = 0 < written < len(line) or (self._cut_off and not written)
+        if written < len(line):
+            if not self._lost:
+                log.error("cannot write to '%s': %s; rows are lost until there is space", self._path, reason)
+            self._lost += 1
+        elif self._lost:
+            log.warning("writing to '%s' again; %d rows are lost", self._path, self._lost)
+            self._lost = 0
 
     def close(self) -> None:
         """Close the file."""
@@ -73,13 +95,16 @@ class TensorBoard:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file. A line that a crash has cut off is left out."""
+    """The rows of a file. Lines that are no row, such as one that a crash has cut off, are left out."""
     with path.open() as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
+        yield from rows_of(file)
+
+
+def rows_of(lines: Iterable[str]) -> Iterator[Row]:
+    """The rows of these lines. Lines that are no row are left out."""
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(line)
             if isinstance(row, dict) and "kind" in row:
                 yield row
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from roundelay.errors import ConfigError, unknown
 from roundelay.training import run_directory
-from roundelay.training.checkpoint import write_whole
+from roundelay.training.checkpoint import patiently, write_whole
 from roundelay.training.config import Config, TaskConfig
 from roundelay.training.config_table import read
 from roundelay.training.evaluator import SPLITS, evaluating, means
@@ -23,8 +23,12 @@ from roundelay.training.task import Task
 def write_result(folder: Path, config: Config, task: Task, mean: nn.Module, results: dict[str, Any]) -> None:
     """Write the files of a finished run: the model, what is needed to build it again, and `results` as results.json.
 
-    results.json is written last: a run that has it is finished.
+    results.json is written last: a run that has it is finished. A full disk is waited for.
     """
+    patiently(lambda: _write_files(folder, config, task, mean, results))
+
+
+def _write_files(folder: Path, config: Config, task: Task, mean: nn.Module, results: dict[str, Any]) -> None:
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in mean.state_dict().items()}
     write_whole(folder / run_directory.MODEL, save(tensors))
     described = {"task": config.task, "settings": as_table(config)["settings"], "seed": config.seed}

@@ -111,3 +111,27 @@ def test_metrics_that_are_not_text_are_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RoundelayError, match="cannot read the metrics in"):
         read_runs([tmp_path])
+
+
+def test_lines_that_are_no_rows_are_counted_and_left_out(tmp_path, caplog):
+    nonsense = [
+        {"kind": "learner", "learner": -1, "samples_seen": 10, "elapsed_s": 1.0},
+        {"kind": "learner", "learner": True, "samples_seen": 10, "elapsed_s": 1.0},
+        {"kind": "learner", "learner": 1, "samples_seen": "many", "elapsed_s": 1.0},
+        {"kind": "evaluation", "samples_seen": 10, "elapsed_s": -5},
+        {"kind": "weather"},
+        {"learner": 1},
+        [1, 2],
+    ]
+    lines = [json.dumps(row) for row in (learner(10, 1.0), *nonsense)] + ["", "torn {"]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (run,) = read_runs([tmp_path])
+    assert list(run.learners) == [0]
+    assert not run.evaluations
+    assert not run.events
+    assert "8 of 9 lines of the metrics are no rows of a run" in caplog.text
+
+
+def test_a_whole_run_has_no_line_left_out(tmp_path, caplog):
+    read_runs([SyntheticRun().write(tmp_path / "a")])
+    assert not caplog.text

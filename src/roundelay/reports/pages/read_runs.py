@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from roundelay.errors import RoundelayError, UsageError
 from roundelay.reports.pages.run import Run, first_number
 from roundelay.training.metrics import Row, read_rows
 from roundelay.training.recipes import read_toml
+
+log = logging.getLogger("roundelay")
 
 METRICS = "metrics*.jsonl"
 
@@ -64,8 +67,12 @@ def _read(folder: Path, name: str) -> Run:
         machine=_json(folder / "machine.json"),
         results=_json(folder / "results.json"),
     )
-    for row in _rows(folder):
-        run.add(row)
+    added = sum(run.add(row) for row in _rows(folder))
+    lines = sum(bool(line.strip()) for path in folder.glob(METRICS) for line in path.read_bytes().splitlines())
+    if added < lines:
+        log.warning(
+            "'%s': %d of %d lines of the metrics are no rows of a run; they are left out", folder, lines - added, lines
+        )
     run.events.sort(key=_time)
     run.learners = dict(sorted(run.learners.items()))
     return run

@@ -32,18 +32,22 @@ class Run:
     events: list[Row] = field(default_factory=list)
     _now_s: float = math.nan
 
-    def add(self, row: Row) -> None:
-        """Add one row of the metrics; a row of an unknown kind is ignored.
+    def add(self, row: Row) -> bool:
+        """Add one row of the metrics. Returns False, and ignores the row, if it is of an unknown kind or misses a number.
 
         The supervisor does not know the clock of the learners, so its events have no time: they get that of the row before.
         """
         self._now_s = first_number(row.get("elapsed_s"), self._now_s)
-        if row["kind"] == "learner" and isinstance(row.get("learner"), int):
-            self.learners.setdefault(row["learner"], TimeSeries(OVER_TIME)).add(row)
-        elif row["kind"] == "evaluation":
+        learner, counted = row.get("learner"), all(number(row.get(name)) >= 0 for name in ("elapsed_s", "samples_seen"))
+        if row["kind"] == "learner" and counted and type(learner) is int and learner >= 0:
+            self.learners.setdefault(learner, TimeSeries(OVER_TIME)).add(row)
+        elif row["kind"] == "evaluation" and counted:
             self.evaluations.setdefault(str(row.get("split", "valid")), TimeSeries()).add(row)
         elif row["kind"] == "event":
             self.events.append({"elapsed_s": self._now_s} | row)
+        else:
+            return False
+        return True
 
     @property
     def finished(self) -> bool:

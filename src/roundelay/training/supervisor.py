@@ -218,6 +218,11 @@ class Supervisor:
         self._failed.pop(learner, None)
         self._running.add(learner)
 
+    @property
+    def running(self) -> frozenset[int]:
+        """Learners whose process runs, also if it is frozen."""
+        return frozenset(self._running)
+
     def send(self, learner: int, number: signal.Signals) -> None:
         """Send a signal to a learner if it still runs."""
         if learner in self._running:

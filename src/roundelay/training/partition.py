@@ -121,6 +121,11 @@ class Position:
         self.boundaries = boundary
         return self.done if self.partition.lockstep else boundary * every
 
+    def restart_at(self, number: int) -> None:
+        """In lockstep: count steps and boundaries from chunk `number` on, as all other learners do."""
+        self.start, self.steps = number, 0
+        self.skip_boundaries(number)
+
     def skip_boundaries(self, number: int) -> int:
         """Save no checkpoint at boundaries up to chunk `number`. Returns how many samples come before that chunk."""
         self.boundaries = number // self.partition.chunks_per_checkpoint

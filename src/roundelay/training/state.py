@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from roundelay.learner import Learner
 from roundelay.training.checkpoint import Checkpoint
@@ -42,11 +44,16 @@ def learner_state(learner: Learner, position: Position, counts: Counts) -> State
 def restore(learner: Learner, state: State) -> None:
     """Load a state of `learner_state` or `mean_state` into a learner that has just begun."""
     initial = learner.state_dict()
-    learner.module.load_state_dict(state["module"])
-    learner.optimizer.load_state_dict(state["optimizer"])
+    restore_weights(learner.module, learner.optimizer, state)
     learner.load_state_dict(state["learner"] or initial)
     if state["random"] is not None:
         set_random_state(state["random"])
+
+
+def restore_weights(module: nn.Module, optimizer: Optimizer, state: State) -> None:
+    """Load only what does not depend on the other learners: the weights, buffers and the optimizer's state."""
+    module.load_state_dict(state["module"])
+    optimizer.load_state_dict(state["optimizer"])
 
 
 @dataclass(frozen=True)

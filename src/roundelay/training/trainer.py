@@ -26,7 +26,7 @@ from roundelay.training.metrics import JsonLines, Meter, Sink, TensorBoard
 from roundelay.training.partition import Partition
 from roundelay.training.saving import Saver
 from roundelay.training.slowdown import Slowdown
-from roundelay.training.state import Resumed, State, restore, resumed_from
+from roundelay.training.state import Resumed, restore, restore_weights, resumed_from
 from roundelay.training.step import TrainingStep
 from roundelay.training.stopping import StopRequest
 from roundelay.training.task import Batch, Task
@@ -98,23 +98,25 @@ class Trainer:
         resumed = resumed_from(checkpoint, self.world.rank, self.world.size, self.partition)
         self._begin(resumed, ready=not joins)
         self.client.on_stop = self._asked_to_stop
-        meets = joins and not self._reforms_alone
+        dropped = False
         while True:
             try:
-                if meets:
+                if dropped:
+                    self._join_again()
+                    dropped = False
+                if not self._reforms_alone or not (self._taken_part or self.client.joining):
                     self._meet()
-                finished = self._take_part(resumed.state if not self._taken_part else None)
+                finished = self._take_part()
                 break
             except DivergedError as error:
                 raise DivergedError(f"{error}; {self.saver.last_checkpoint()}") from None
             except DroppedError as error:
                 log.warning("learner %d was dropped (%s) and joins again", self.id, error)
-                self._join_again()
+                dropped = True
             except (PeerLostError, MembershipChangedError) as error:
-                if self._reforms_alone or not self._elastic:
+                if (self._reforms_alone and self._taken_part) or not self._elastic:
                     raise
                 log.warning("learner %d meets the others: %s", self.id, error)
-            meets = not self._reforms_alone
             self.optimizer.zero_grad()
         self.saver.checkpoints.close()
         self.meter.close()
@@ -127,6 +129,8 @@ class Trainer:
         self._taken_part = False
         self.position, self.step.counts = resumed.position, resumed.counts
         self._weight_steps = self.position.steps  # steps that the weights have seen
+        self._agreed: Progress | None = None  # by the last meeting, until this learner has the state to go on with
+        self._saved = resumed.state  # until it is restored
         self._draws_used = 0  # since this learner registered
         self._used_before = resumed.used
         self._elapsed_before_s = resumed.counts.elapsed_s if ready else self.client.elapsed_s
@@ -134,7 +138,7 @@ class Trainer:
 
     # Following the membership ---------------------------------------------------------------------------------------------
 
-    def _take_part(self, saved: State | None) -> bool:
+    def _take_part(self) -> bool:
         """Train with the learners of this view; True if the budget is used up, False if a stop was requested.
 
         Raises an error if this learner is dropped, or if the membership changes so that learners must meet.
@@ -142,11 +146,14 @@ class Trainer:
         strategy = strategy_of(self.config, self.world.local_size)
         transport = self.group.connect(strategy, ready=self._ready)
         joined, self._ready = not self._ready, True
+        if self._agreed is not None:
+            self._weight_steps, self._agreed = self._agreed.weight_steps, None
         membership = self.group.view.membership
         with Learner(self.module, self.optimizer, strategy, transport, membership) as self.learner, self._audited():
             self.learner.count_from(self._weight_steps)
-            if saved is not None:
-                restore(self.learner, saved)
+            if self._saved is not None:
+                restore(self.learner, self._saved)
+                self._saved = None
                 if self.world.rank == 0:
                     self.meter.write({"kind": "event", "event": "resumed", "samples_seen": self.saver.evaluator.newest})
             if not self._taken_part:
@@ -170,12 +177,23 @@ class Trainer:
         self.saver.evaluator.newest = self.position.skip_boundaries(self.client.given)
 
     def _meet(self) -> None:
-        """Synchronous learners meet. They go on from the first chunk that is not known to be used by all."""
-        agreed = self.group.meet(Progress(self._ready, self.position.first_unconfirmed, self._weight_steps))
-        self._weight_steps = agreed.weight_steps
+        """Meet the other learners: at the beginning, and, if synchronous, after every change of the membership.
+
+        They go on from the first chunk that is not known to be used by all. In lockstep each learner must find the same
+        chunks, boundaries and learning rate. So all of them, also those that have just joined, take the position of the
+        meeting.
+        """
+        position = self.position
+        first = position.first_unconfirmed if self._taken_part else position.done
+        if self._saved is not None:  # a learner that joins now takes them
+            restore_weights(self.module, self.optimizer, self._saved)
+        before = self.group.view.membership.living
+        self._agreed = self.group.meet(Progress(self._ready, first, self._weight_steps))
+        if self.group.view.membership.living != before:
+            self._saved = None  # what the strategy has saved was for other members
         self._update_partition()
         if self.partition.lockstep:
-            self.position.start, self.position.steps = agreed.first_unconfirmed, 0
+            self.position.restart_at(self._agreed.first_unconfirmed)
 
     def _update_partition(self) -> None:
         living = self.group.view.membership

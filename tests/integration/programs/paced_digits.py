@@ -1,0 +1,50 @@
+"""The digits of scikit-learn with steps of a fixed length, and learners that die at a given place.
+
+PACED_FAULT=PLACE:LEARNER says where a learner dies (SIGKILL): in the "task" constructor, which a learner calls before it
+registers, or in "module", which it calls between registering and its first step. Before a learner registers it has no id,
+so the first LEARNER processes that make a file in PACED_FOLDER die. "raise:LEARNER" raises in the constructor.
+Once there is a file PACED_FOLDER/hurry, steps take no longer than they must: a test has seen what it waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from roundelay.training.tiny import Digits
+
+STEP_S = 0.05
+FOLDER = Path(os.environ["PACED_FOLDER"])
+PLACE, _, LEARNER = os.environ.get("PACED_FAULT", "").partition(":")
+
+
+def _first_processes() -> bool:
+    for index in range(int(LEARNER)):
+        with contextlib.suppress(FileExistsError):
+            (FOLDER / f"first-{index}").touch(exist_ok=False)
+            return True
+    return False
+
+
+class PacedDigits(Digits):
+    """Every step takes `STEP_S` longer until there is a file `hurry`."""
+
+    def __init__(self, config, seed):
+        super().__init__(config, seed)
+        if PLACE in ("task", "raise") and _first_processes():
+            if PLACE == "raise":
+                raise ZeroDivisionError("this task cannot be built")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def module(self):
+        if PLACE == "module" and os.environ.get("ROUNDELAY_LEARNER") == LEARNER:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().module()
+
+    def loss(self, module, batch):
+        if not (FOLDER / "hurry").exists():
+            time.sleep(STEP_S)
+        return super().loss(module, batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import Future
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -115,7 +116,7 @@ def following(chosen, view=None, learner=0):
 
 
 def progress(*, ready=True, first=0, steps=0):
-    return {"ready": ready, "first_unconfirmed": first, "weight_steps": steps}
+    return {"progress": asdict(Progress(ready=ready, first_unconfirmed=first, weight_steps=steps))}
 
 
 def test_a_strategy_that_reforms_alone_follows_every_change():

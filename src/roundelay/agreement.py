@@ -20,9 +20,7 @@ def check_agreement(module: nn.Module, strategy: Strategy, transport: Transport,
 
     Otherwise weights of different models would be mixed, or learners would wait for messages that are never sent.
     """
-    shape = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
-    shape += [(name, tuple(b.shape), str(b.dtype), False) for name, b in module.named_buffers()]
-    if differing := _differing(repr(shape), transport, members):
+    if differing := _differing(_description(module), transport, members):
         raise StrategyError(
             f"the module of learner {differing} differs from learner 0's in names, shapes, dtypes or frozen parameters; "
             "build the same module everywhere"
@@ -32,6 +30,17 @@ def check_agreement(module: nn.Module, strategy: Strategy, transport: Transport,
             f"the strategy of learner {differing} differs from learner 0's; "
             "build the same one everywhere, on the same topology with the same seed, in groups of the same size"
         )
+
+
+def agreement_of(module: nn.Module, strategy: Strategy, size: int, local_size: int) -> str:
+    """A short text that is equal on learners whose modules and strategies match; `size` learners begin the run."""
+    return hashlib.sha256((_description(module) + strategy.agreement(size, local_size)).encode()).hexdigest()
+
+
+def _description(module: nn.Module) -> str:
+    shape = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
+    shape += [(name, tuple(b.shape), str(b.dtype), False) for name, b in module.named_buffers()]
+    return repr(shape)
 
 
 def check_shards_agree(strategy: Strategy, transport: Transport) -> None:

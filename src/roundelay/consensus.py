@@ -1,38 +1,54 @@
-"""The consensus: the mean model of all learners, put into a module for the length of a block."""
+"""The consensus: the mean model of all learners, put into a module for the length of a block or for good."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from roundelay.cluster.membership import Membership
 from roundelay.strategies.base import Strategy
 from roundelay.transport.base import Transport
 from roundelay.weights import Flat, Replica
 from roundelay.weights.average import with_second_moments, with_variances
 
 
-@contextlib.contextmanager
-def consensus_of(
-    module: nn.Module, replica: Replica, strategy: Strategy, transport: Transport, membership: Membership
-) -> Iterator[None]:
-    """Module <- mean over learners of weights and buffers. When the block ends, the module gets its own values back."""
-    members = membership.living
+@dataclass(frozen=True)
+class Mean:
+    """The mean model: weights, and buffers by name."""
+
+    weights: Flat
+    buffers: dict[str, Tensor]
+
+    @contextlib.contextmanager
+    def placed(self, module: nn.Module, replica: Replica) -> Iterator[None]:
+        """In this block the module has the mean model. Afterwards it gets its own values back."""
+        buffers = dict(module.named_buffers())
+        saved_weights = _flat_copy(replica.tensors())
+        saved_buffers = {name: buffer.clone() for name, buffer in buffers.items()}
+        try:
+            self.write(module, replica)
+            yield
+        finally:
+            saved_weights.write(replica.tensors())
+            for name, buffer in buffers.items():
+                buffer.copy_(saved_buffers[name])
+
+    def write(self, module: nn.Module, replica: Replica) -> None:
+        """Put the mean model into the module for good."""
+        self.weights.write(replica.tensors())
+        for name, buffer in module.named_buffers():
+            buffer.copy_(self.buffers[name])
+
+
+def mean_of(
+    module: nn.Module, replica: Replica, strategy: Strategy, transport: Transport, members: tuple[int, ...]
+) -> Mean:
+    """The mean over `members` of weights and buffers. A collective of theirs."""
     _barrier(transport, members)  # from here on no learner has an exchange under way
-    mean = _mean_weights(replica, strategy, transport, members)
-    buffers = list(module.buffers())
-    saved_weights, saved_buffers = _flat_copy(replica.tensors()), [buffer.clone() for buffer in buffers]
-    try:
-        mean.write(replica.tensors())
-        _average_buffers(module, transport, members)
-        yield
-    finally:
-        saved_weights.write(replica.tensors())
-        for buffer, saved in zip(buffers, saved_buffers, strict=True):
-            buffer.copy_(saved)
+    return Mean(_mean_weights(replica, strategy, transport, members), _mean_buffers(module, transport, members))
 
 
 def _mean_weights(replica: Replica, strategy: Strategy, transport: Transport, members: tuple[int, ...]) -> Flat:
@@ -49,24 +65,24 @@ def _mean_weights(replica: Replica, strategy: Strategy, transport: Transport, me
     return mean
 
 
-def _average_buffers(module: nn.Module, transport: Transport, members: tuple[int, ...]) -> None:
-    """Floating-point buffers <- their mean, BatchNorm's variances by second moments; other buffers <- those of members[0]."""
+def _mean_buffers(module: nn.Module, transport: Transport, members: tuple[int, ...]) -> dict[str, Tensor]:
+    """Of floating-point buffers the mean, of BatchNorm's variances by second moments; other buffers are those of members[0]."""
     buffers = dict(module.named_buffers())
     floating = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
+    means: dict[str, Tensor] = {}
     if floating:
         flat = _flat_copy(with_second_moments(floating).values())
         for part in flat.parts:
             transport.all_reduce(part, members).result()
             part.div_(len(members))
-        means = with_variances(dict(zip(floating, flat.views, strict=True)))
-        for name, mean in means.items():
-            floating[name].copy_(mean)
-    others = [buffer for name, buffer in buffers.items() if name not in floating]
+        means |= with_variances(dict(zip(floating, flat.views, strict=True)))
+    others = {name: buffer for name, buffer in buffers.items() if name not in floating}
     if others:
-        flat = _flat_copy(others)
+        flat = _flat_copy(others.values())
         # As bytes, because a backend need not know every dtype.
         transport.broadcast(flat.storage, members[0], members).result()
-        flat.write(others)
+        means |= dict(zip(others, flat.views, strict=True))
+    return means
 
 
 def _flat_copy(tensors: Iterable[Tensor]) -> Flat:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundelay.cluster.endpoint import Endpoint
-from roundelay.cluster.membership import Membership, View
+from roundelay.cluster.membership import Address, Membership, View
 from roundelay.cluster.rendezvous.client import RendezvousClient
-from roundelay.errors import LaunchError, MembershipChangedError, PeerLostError
-from roundelay.learner import Learner
+from roundelay.cluster.rendezvous.members import STARTED_AGAIN
+from roundelay.errors import DroppedError, LaunchError, MembershipChangedError, PeerLostError, StrategyError
 from roundelay.strategies.base import Strategy
 from roundelay.transport.base import LEFT, Transport
 from roundelay.transport.heartbeats import NO_HEARTBEAT
@@ -30,13 +31,50 @@ from roundelay.weights.serialization import from_bytes, to_bytes
 log = logging.getLogger("roundelay")
 
 DONORS = 2  # a learner that joins an asynchronous run begins with the mean of this many others
+# What a learner waits for at a barrier: learners that wait for different things must meet again.
+PROGRESS, CONNECTED, GATHERED = "progress", "connected", "gathered"
+
+
+Result = TypeVar("Result")
+
+
+class Stateful(Protocol):
+    """An object whose state can be saved and loaded, such as a learning-rate scheduler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Continue from that state."""
+
+
+class Follower(Protocol):
+    """What follows the membership: a `Learner`."""
+
+    strategy: Strategy
+    transport: Transport
+
+    def reform(self, membership: Membership) -> None:
+        """Continue with these members."""
 
 
 class TrainingState:
-    """What a learner that joins must receive: weights, buffers and the optimizer's state."""
+    """What a learner that joins must receive: weights, buffers, the optimizer's state, and the number of steps.
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
-        self._module, self._optimizer = module, optimizer
+    Args:
+        module: what is trained.
+        optimizer: of the module.
+        extras: more objects whose state a learner that joins takes over.
+
+    Attributes:
+        steps: steps that the weights have seen.
+        agreement: text that must be equal on all learners: it describes module and strategy.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer, extras: Sequence[Stateful] = ()) -> None:
+        self._module, self._optimizer, self._extras = module, optimizer, extras
+        self.steps = 0
+        self.agreement = ""
 
     def to_bytes(self, weights: Flat | None = None) -> Tensor:
         """Encode the state. If given, `weights` replace the weights of the module."""
@@ -44,14 +82,33 @@ class TrainingState:
         if weights is not None:
             names = [name for name, weight in self._module.named_parameters() if weight.requires_grad]
             module |= dict(zip(names, weights.views, strict=True))
-        data = to_bytes({"module": module, "optimizer": self._optimizer.state_dict()})
+        extras = [extra.state_dict() for extra in self._extras]
+        state = {"module": module, "optimizer": self._optimizer.state_dict(), "extras": extras}
+        data = to_bytes(state | {"steps": self.steps, "agreement": self.agreement})
         return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
     def load_mean(self, encoded: Sequence[Tensor]) -> None:
-        """Decode states of other learners, and load their mean into the module and the optimizer."""
+        """Decode states of other learners, and load their mean into the module and the optimizer.
+
+        Raises StrategyError if module or strategy differ from the other learners'.
+        """
         states = [from_bytes(each.numpy().tobytes()) for each in encoded]
+        check_equal(self.agreement, {learner: state["agreement"] for learner, state in enumerate(states)})
         self._module.load_state_dict(average.mean_module([state["module"] for state in states]))
         self._optimizer.load_state_dict(average.mean_tree([state["optimizer"] for state in states]))
+        newest = max(states, key=lambda state: state["steps"])
+        for extra, saved in zip(self._extras, newest["extras"], strict=True):
+            extra.load_state_dict(saved)
+        self.steps = int(newest["steps"])
+
+
+def check_equal(own: str, others: dict[int, str]) -> None:
+    """Raise StrategyError if another learner describes its module and strategy by another text."""
+    if any(other != own for other in others.values()):
+        raise StrategyError(
+            "this learner's module or strategy differs from the other learners': build the same module everywhere, and the "
+            "same strategy on the same topology with the same seed"
+        )
 
 
 @dataclass(frozen=True)
@@ -62,11 +119,15 @@ class Progress:
         ready: its weights belong to this run. They do not if it has just joined.
         first_unconfirmed: the first chunk that it does not know to be used by all learners.
         weight_steps: the number of steps that its weights have seen.
+        initial: it began with the run and has not trained yet, so any such learner's weights can be the first ones.
+        agreement: text that must be equal on all learners.
     """
 
     ready: bool
     first_unconfirmed: int
     weight_steps: int
+    initial: bool = False
+    agreement: str = ""
 
 
 class ElasticGroup:
@@ -81,6 +142,7 @@ class ElasticGroup:
     Attributes:
         id: of this learner.
         view: the view that this learner trains with.
+        took_state: whether the last `connect` replaced this learner's state by that of others.
     """
 
     def __init__(
@@ -90,21 +152,58 @@ class ElasticGroup:
         assert client.id is not None
         assert client.view is not None
         self.id, self.view = client.id, client.view
-        self._learner: Learner | None = None
+        self._learner: Follower | None = None
         self._not_reached: Counter[int] = Counter()  # by peer, how often in a row it could not be connected to
+        self.took_state = False
+        self._grouped: dict[int, Address] = {}  # addresses of the learners that collectives were last formed for
 
     # Connecting ----------------------------------------------------------------------------------------------------------
+
+    def enter(self, strategy: Strategy, *, ready: bool, steps: int, agreement: str) -> tuple[Transport, int]:
+        """Connect to all living learners, at the start or after a change; try again until the membership stays as it is.
+
+        Learners that begin together take the weights of the first of them. A learner that joins takes those of others.
+
+        Args:
+            strategy: that this learner is going to attach.
+            ready: the weights of this learner belong to this run.
+            steps: that its weights have seen.
+            agreement: text that must be equal on all learners.
+
+        Returns the transport, and the number of steps of the learner that has taken most of them.
+
+        Raises StrategyError if the learners do not fit together, LaunchError if this learner cannot go on.
+        """
+        self._state.agreement = agreement
+        progress = Progress(ready, 0, steps, initial=not ready and not self._client.joining, agreement=agreement)
+        while True:
+            try:
+                self._client.check()
+                if strategy.reforms_alone and self._client.joining:
+                    return self.connect(strategy, ready=False), self._state.steps
+                agreed = self.meet(progress)
+                return self.connect(strategy, ready=progress.ready or progress.initial), agreed.weight_steps
+            except (DroppedError, PeerLostError, MembershipChangedError) as error:
+                log.warning("learner %d connects again: %s", self.id, error)
+                if isinstance(error, DroppedError) or (strategy.reforms_alone and self._client.joining):
+                    progress = replace(progress, ready=False, initial=False)
+                    self.rejoin()
+
+    def check(self) -> None:
+        """Raise DroppedError if the run goes on without this learner."""
+        self._client.check()
 
     def connect(self, strategy: Strategy, *, ready: bool) -> Transport:
         """Connect to the learners of the view. Afterwards the module and the optimizer hold the state to go on with.
 
         Args:
             strategy: says whether learners join without a meeting, and whether they need equal weights.
-            ready: the weights of this learner belong to this run.
+            ready: the weights of this learner belong to this run, or may be its first ones.
 
         Raises PeerLostError or MembershipChangedError if the membership changes meanwhile.
         """
         joining = strategy.reforms_alone and not ready
+        self.took_state, self._grouped = False, {}
         try:
             transport = self._endpoint.connect(self.id, self.view, joining=joining)
         except PeerLostError as error:
@@ -129,29 +228,37 @@ class ElasticGroup:
             states = [each.result() for each in fetched if not isinstance(each.exception(), PeerLostError)]
             if states:
                 self._state.load_mean(states)
+                self.took_state = True
                 return
         raise LaunchError("no learner of the run could send its weights to this one, which joins")
 
     def _take_newest(self, transport: Transport, *, needs_equal_weights: bool) -> None:
         """After a meeting, take the state of a learner with the most steps, unless this learner can keep its own."""
-        steps = {learner: each.weight_steps for learner, each in self._progress().items() if each.ready}
-        most = max(steps.values())
-        source = min(learner for learner in steps if steps[learner] == most)
+        progress = self._progress()
+        steps = {learner: each.weight_steps for learner, each in progress.items() if each.ready}
+        candidates = steps or {learner: 0 for learner, each in progress.items() if each.initial}
+        most = max(candidates.values())
+        source = min(learner for learner in candidates if candidates[learner] == most)
         transport.offer(self._state.to_bytes)
-        if self.id not in steps or (needs_equal_weights and steps[self.id] < most):
+        behind = needs_equal_weights and candidates.get(self.id, -1) < most
+        if (self.id not in steps and self.id != source) or behind:
             self._state.load_mean([transport.fetch(source).result()])
+            self.took_state = True
         self._wait_for_all(transport)
 
     def _wait_for_all(self, transport: Transport) -> None:
         """Wait until all learners have their state. Raises MembershipChangedError if one was lost meanwhile."""
-        view = self._client.barrier(self.view.membership.generation, lost=_unreachable(transport))
-        if view.membership.living != self.view.membership.living:
+        view = self._client.barrier(self.view.membership.generation, {CONNECTED: True}, _unreachable(transport))
+        if (
+            any(CONNECTED not in value for value in view.values.values())
+            or view.membership.living != self.view.membership.living
+        ):
             raise MembershipChangedError("a learner was lost before all could go on")
         self.view = replace(view, values=self.view.values)
 
     # Changes -------------------------------------------------------------------------------------------------------------
 
-    def follow(self, learner: Learner) -> None:
+    def follow(self, learner: Follower) -> None:
         """Apply every change of the membership to `learner` from now on."""
         self._learner = learner
         if learner.strategy.reforms_alone:
@@ -183,7 +290,7 @@ class ElasticGroup:
         except BaseException as error:
             learner.transport.fail(error)
 
-    def _adopt(self, view: View, reason: str, learner: Learner) -> None:
+    def _adopt(self, view: View, reason: str, learner: Follower) -> None:
         before, self.view = self.view, view
         for gone in set(before.membership.living) - set(view.membership.living):
             learner.transport.lose(gone, reason or LEFT)
@@ -195,7 +302,12 @@ class ElasticGroup:
         self._client.confirm_view()
 
     def rejoin(self) -> None:
-        """Register again after DroppedError: the others went on without this learner."""
+        """Register again after DroppedError: the others went on without this learner.
+
+        Raises LaunchError if another process has taken the place of this learner.
+        """
+        if self._client.dropped == STARTED_AGAIN:
+            raise LaunchError(f"learner {self.id} ends, because {STARTED_AGAIN}: a run has one process per learner")
         self.view = self._client.rejoin(self._endpoint.open())
 
     # Meetings ------------------------------------------------------------------------------------------------------------
@@ -211,9 +323,11 @@ class ElasticGroup:
         lost = _unreachable(self._learner.transport) if self._learner and progress.ready else []
         lost += [peer for peer, times in self._not_reached.items() if times > 1]
         generation = self.view.membership.generation
-        self.view = self._client.barrier(generation, asdict(progress), lost, self._endpoint.open())
+        self.view = self._client.barrier(generation, {PROGRESS: asdict(progress)}, lost, self._endpoint.open())
         self._check_groups()
-        ready = [each for each in self._progress().values() if each.ready]
+        found = self._progress()
+        check_equal(progress.agreement, {learner: each.agreement for learner, each in found.items()})
+        ready = [each for each in found.values() if each.ready] or [each for each in found.values() if each.initial]
         if not ready:
             raise LaunchError(
                 "no learner is left that has the weights of this run; continue from a checkpoint by --resume"
@@ -234,11 +348,44 @@ class ElasticGroup:
             raise MembershipChangedError(f"the groups of learners {sorted(set(living) - set(whole))} are not complete")
 
     def _progress(self) -> dict[int, Progress]:
-        return {learner: Progress(**value) for learner, value in self.view.values.items()}
+        return {learner: Progress(**value) for learner, value in _values(self.view, PROGRESS).items()}
+
+    # Together ------------------------------------------------------------------------------------------------------------
 
     def gather(self, value: object) -> View:
-        """Wait for all living learners at the end of the run. Returns a view whose `values` has all values."""
-        return self._client.barrier(self.view.membership.generation, value)
+        """Wait for all living learners. Returns a view whose `values` has the values of all.
+
+        Raises MembershipChangedError if other learners meet instead, because the membership has changed.
+        """
+        view = self._client.barrier(self.view.membership.generation, {GATHERED: value})
+        return replace(view, values=_values(view, GATHERED))
+
+    def together(self, compute: Callable[[tuple[int, ...]], Result]) -> Result:
+        """The result of `compute`, a collective of the living learners that it is given.
+
+        If a learner is lost meanwhile, a strategy that re-forms alone computes again without it.
+
+        Raises MembershipChangedError, on all learners, if they must meet first.
+        """
+        assert self._learner is not None
+        while True:
+            view = self.gather(None)
+            living = view.membership.living
+            if view.addresses != self._grouped:  # a learner that was lost and has come back has a new address
+                self._grouped = view.addresses
+                self._learner.transport.use_generation(view.membership.generation)
+            result: list[Result] = []
+            try:
+                result.append(compute(living))
+            except LaunchError:
+                raise
+            except (ConnectionError, MembershipChangedError, RuntimeError) as error:
+                log.warning("learner %d computes again with all living learners: %s", self.id, error)
+            after = self.gather(bool(result))
+            if after.membership.living == living and all(after.values.values()):
+                return result[0]
+            if not self._learner.strategy.reforms_alone:
+                raise MembershipChangedError("a learner was lost while all computed together")
 
 
 def _nearest(learner: int, membership: Membership) -> list[int]:
@@ -250,6 +397,13 @@ def _nearest(learner: int, membership: Membership) -> list[int]:
     size, own = membership.size, membership.position(learner)
     offsets = (sign * distance for distance in range(1, size // 2 + 1) for sign in (1, -1))
     return list(dict.fromkeys(membership.living[(own + offset) % size] for offset in offsets))
+
+
+def _values(view: View, kind: str) -> dict[int, Any]:
+    """What all learners brought to a barrier of this kind. Raises MembershipChangedError if one waited for another kind."""
+    if any(not isinstance(value, dict) or kind not in value for value in view.values.values()):
+        raise MembershipChangedError("the other learners wait for something else: all must meet")
+    return {learner: value[kind] for learner, value in view.values.items()}
 
 
 def _unreachable(transport: Transport) -> list[int]:

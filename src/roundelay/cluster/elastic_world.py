@@ -138,4 +138,4 @@ def _registered(client: RendezvousClient, ticket: Ticket, security: Security, wa
     assert client.id is not None
     local_rank = int(os.environ.get("LOCAL_RANK", client.id % local_size))
     log.info("learner %d of %d is here%s", client.id, view.membership.size, ", and joins" if client.joining else "")
-    return World(client.id, view.membership.size, local_rank, local_size, client=client, endpoint=endpoint)
+    return World(client.id, ticket.learners, local_rank, local_size, client=client, endpoint=endpoint)

@@ -11,6 +11,7 @@ from torch import Tensor
 from roundelay.cluster.environment import World, joined_store
 from roundelay.cluster.membership import Address, View
 from roundelay.cluster.rendezvous.server import open_listener
+from roundelay.errors import LaunchError
 from roundelay.transport.base import Collectives, Transport
 from roundelay.transport.collectives import StoreCollectives
 from roundelay.transport.security import Security
@@ -34,6 +35,9 @@ class Endpoint(Protocol):
         Raises PeerLostError if a peer cannot be reached.
         """
 
+    def close(self) -> None:
+        """Stop listening, if a port was opened and not used."""
+
 
 class TcpEndpoint:
     """An endpoint of our own sockets, for runs in which learners may come and go.
@@ -53,8 +57,7 @@ class TcpEndpoint:
 
     def open(self) -> Address:
         """Listen on a new port; a port that was opened before and not used is closed."""
-        if self._listener is not None:
-            self._listener.close()
+        self.close()
         self._listener = open_listener(self._host)
         host, port = self._listener.getsockname()[:2]
         return str(host), int(port)
@@ -83,6 +86,12 @@ class TcpEndpoint:
             raise
         return transport
 
+    def close(self) -> None:
+        """Stop listening, if a port was opened and not used."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
     def _joined_store(self) -> Any:  # noqa: ANN401
         if self._store is None and self._store_address is not None:
             self._store = joined_store(self._store_address)
@@ -103,17 +112,27 @@ class WorldEndpoint:
         """Connect to the whole world."""
         return self._world.transport()
 
+    def close(self) -> None:
+        """There is nothing to close."""
+
 
 class _NoCollectives(Collectives):
-    """For strategies whose `uses_collectives` is False."""
+    """For runs without a store: Gloo and NCCL have no authentication, so they must be allowed."""
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """Never called."""
-        raise AssertionError("this run has no collectives")
+        """Raises LaunchError."""
+        raise _not_allowed()
 
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
-        """Never called."""
-        raise AssertionError("this run has no collectives")
+        """Raises LaunchError."""
+        raise _not_allowed()
 
     def close(self) -> None:
         """There is nothing to release."""
+
+
+def _not_allowed() -> LaunchError:
+    return LaunchError(
+        "this sums over learners by Gloo or NCCL, which have no authentication, and the rendezvous does not allow that: start it "
+        "with open_collectives=True (--open-collectives) in a network that you trust"
+    )

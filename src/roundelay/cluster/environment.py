@@ -56,7 +56,7 @@ class World:
 
     Attributes:
         rank: this learner, 0 .. size-1. In an elastic run its id, which stays when others come and go.
-        size: number of learners in the run; in an elastic run, when this learner registered.
+        size: number of learners in the run; in an elastic run, of those that begin together.
         local_rank: rank of this learner among those of its machine.
         local_size: number of learners on this machine; the natural size of a super-learner.
         ranks: torch's ranks of these learners; empty if every process of torch's world is one of them.
@@ -108,6 +108,12 @@ class World:
         )
         transport.connect({peer: parsed_address(text) for peer, text in enumerate(texts) if peer != self.rank})
         return transport
+
+    def close(self, failure: str = "") -> None:
+        """Leave an elastic run; a Learner does so when it is closed. With a `failure`, the other learners are told."""
+        if self.client is not None and self.endpoint is not None:
+            self.client.close(failure)
+            self.endpoint.close()
 
     def between_nodes(self, node: Sequence[int]) -> World:
         """The world of the processes that hold the same shard as this one: its learners are the nodes.

@@ -10,7 +10,7 @@ from typing import Any
 
 from roundelay.cluster.membership import Address
 from roundelay.errors import LaunchError
-from roundelay.transport.security import RUN, SECRET, TLS, Security
+from roundelay.transport.security import RUN, SECRET, TLS
 
 TICKET = "ROUNDELAY_TICKET"  # environment variable: the text of a ticket, or the path of a file with it
 
@@ -27,7 +27,7 @@ class Ticket:
         learners: how many learners begin together. Learners that come later join.
         min_learners: with fewer living learners the run stops.
 
-    >>> ticket = Ticket(("10.0.0.1", 29400), Security(bytes(16)).environment(), learners=4)
+    >>> ticket = Ticket(("10.0.0.1", 29400), {"ROUNDELAY_SECRET": 32 * "0"}, learners=4)
     >>> Ticket.parse(str(ticket)) == ticket
     True
     """

@@ -62,6 +62,13 @@ class Strategy(ABC):
         """Text that must be equal on all `size` learners, `local_size` of which run on this machine."""
         return type(self).__name__
 
+    def begin_at(self, step: int) -> None:
+        """Count rounds from this number of steps, which is the same on all learners. Called before `attach`."""
+
+    def members_of_a_group(self, local_size: int) -> int:
+        """How many learners act as one; `local_size` of them run on this machine."""
+        return 1
+
     def gradient_ready(self, index: int) -> None:
         """Weight `index` of the replica has its gradient."""
 

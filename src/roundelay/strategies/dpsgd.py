@@ -39,6 +39,10 @@ class DPSGD(Strategy):
         """The graph: swaps are mutual only if all learners have the same one."""
         return super().agreement(size, local_size) + fingerprint(self._family(size))
 
+    def begin_at(self, step: int) -> None:
+        """One step is one round."""
+        self.round = step
+
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Send the first weights."""
         super().attach(replica, transport, membership)

@@ -45,13 +45,21 @@ class SuperLearner(Strategy):
 
     def agreement(self, size: int, local_size: int) -> str:
         """The group size, and what the strategy between groups agrees on."""
-        members = self.group_size or local_size
+        members = self.members_of_a_group(local_size)
         between = self.between.agreement(max(size // members, 1), local_size)
         return f"{super().agreement(size, local_size)} {members} {between}"
 
+    def begin_at(self, step: int) -> None:
+        """Groups count rounds like learners."""
+        self.between.begin_at(step)
+
+    def members_of_a_group(self, local_size: int) -> int:
+        """The size of a group."""
+        return self.group_size or local_size
+
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Form the group; its leader joins the other leaders."""
-        size = self.group_size or transport.local_size
+        size = self.members_of_a_group(transport.local_size)
         if membership.size % size:
             raise StrategyError(f"group_size {size} must divide the {membership.size} learners that are here")
         super().attach(replica, transport, membership)

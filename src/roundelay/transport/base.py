@@ -96,6 +96,9 @@ class Collectives(ABC):
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
         """Give every member the values of `source`."""
 
+    def use_generation(self, generation: int) -> None:
+        """Form new groups from now on, if groups change with the membership."""
+
     @abstractmethod
     def close(self) -> None:
         """Release everything."""
@@ -171,6 +174,9 @@ class Transport(ABC):
     @abstractmethod
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
         """Give every member the values of `source`, in place."""
+
+    def use_generation(self, generation: int) -> None:
+        """Collectives of now on belong to this generation of the membership: groups of an earlier one are not used again."""
 
     @abstractmethod
     def finish(self, final: Tensor, members: tuple[int, ...]) -> Future[None]:

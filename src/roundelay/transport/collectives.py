@@ -209,12 +209,16 @@ class StoreCollectives(_GroupCollectives):
     ) -> None:
         super().__init__(hopeless)
         self._store, self._rank, self._generation, self._host = store, rank, generation, host
-        self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._groups: dict[tuple[int, str, tuple[int, ...]], Any] = {}
+
+    def use_generation(self, generation: int) -> None:
+        """Form new groups from now on: a member of an old one may have been lost and have come back."""
+        self._generation = generation
 
     def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401
-        key = ("nccl" if values.is_cuda else "gloo", members)
+        backend, position = "nccl" if values.is_cuda else "gloo", members.index(self._rank)
+        key = self._generation, backend, members
         if key not in self._groups:
-            backend, position = key[0], members.index(self._rank)
             store = dist.PrefixStore(  # type: ignore[attr-defined]
                 f"{self._generation}/{backend}/{members}", self._store
             )

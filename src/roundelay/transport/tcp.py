@@ -170,6 +170,10 @@ class TcpTransport(Transport):
         """Fails as soon as a member is lost."""
         return self._guarded(members, lambda: self._collectives.broadcast(values, source, members))
 
+    def use_generation(self, generation: int) -> None:
+        """Form new groups for collectives from now on."""
+        self._collectives.use_generation(generation)
+
     def _guarded(self, members: tuple[int, ...], start: Callable[[], Future[None]]) -> Future[None]:
         try:
             return self._liveness.depending_on(members, None if self.hopeless(members) else start())

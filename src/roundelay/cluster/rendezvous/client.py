@@ -94,6 +94,11 @@ class RendezvousClient:
         if self._connection.dropped is not None:
             raise DroppedError(self._connection.dropped)
 
+    @property
+    def dropped(self) -> str | None:
+        """Why the run goes on without this learner; None if it does not."""
+        return self._connection.dropped
+
     # Membership ----------------------------------------------------------------------------------------------------------
 
     def ask_for_info(self) -> Message:

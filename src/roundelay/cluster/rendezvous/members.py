@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from roundelay.cluster.membership import Address
 from roundelay.cluster.rendezvous.messages import Message
 
+STARTED_AGAIN = "another process has registered with its id"
 NEVER_FORMED = -1  # the generation before all learners that begin together have registered
 
 
@@ -20,16 +21,21 @@ class RunSpec:
         expected: how many learners begin together.
         stop_groups: for every learner, the number of its stop group. Learners of one stop group end with the same step.
         min_learners: with fewer living learners the run is saved and stopped.
+        identity: tells runs apart that use the same rendezvous. A learner of another run is refused.
     """
 
     expected: int
     stop_groups: tuple[int, ...]
     min_learners: int = 1
+    identity: str = ""
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> RunSpec:
         """Parse the specification from a registration."""
-        return cls(int(message["expected"]), tuple(map(int, message["stop_groups"])), int(message["min_learners"]))
+        stop_groups = tuple(map(int, message["stop_groups"]))
+        return cls(
+            int(message["expected"]), stop_groups, int(message["min_learners"]), str(message.get("identity", ""))
+        )
 
 
 class Connection(Protocol):
@@ -52,6 +58,7 @@ class Member:
         away_since: the time at which the connection broke.
         joined_in: the generation in which the learner joined; NEVER_FORMED if it was there from the beginning.
         adopted: the newest generation that the learner has said it trains with.
+        process: the name of its process, as the supervisor knows it.
     """
 
     address: Address
@@ -59,13 +66,18 @@ class Member:
     away_since: float = 0.0
     joined_in: int = NEVER_FORMED
     adopted: int = NEVER_FORMED
+    process: str = ""
 
 
 class Members:
-    """The table of learners. It has no clock, and sends only when `send_to_living` is called."""
+    """The table of learners. It has no clock, and sends only when `send_to_living` is called.
 
-    def __init__(self) -> None:
-        self.generation = NEVER_FORMED
+    Args:
+        first_generation: the generation in which the run begins. An earlier run at the same rendezvous had smaller ones.
+    """
+
+    def __init__(self, first_generation: int = 0) -> None:
+        self.generation, self._first_generation = NEVER_FORMED, first_generation
         self.living: dict[int, Member] = {}
         self.joining: dict[int, Member] = {}  # registered in a run that is under way, and not ready for peers yet
         self._learners: dict[Connection, int] = {}
@@ -75,6 +87,15 @@ class Members:
     def formed(self) -> bool:
         """Whether all learners that begin together have registered."""
         return self.generation != NEVER_FORMED
+
+    def form(self) -> None:
+        """The learners that live now begin the run."""
+        self.generation = self._first_generation
+
+    def learner_in(self, process: str) -> int | None:
+        """The living or joining learner in this process."""
+        everyone = [*self.living.items(), *self.joining.items()]
+        return next((learner for learner, member in everyone if process and member.process == process), None)
 
     @property
     def all_connected(self) -> bool:
@@ -97,14 +118,16 @@ class Members:
         self._largest_id = max(self._largest_id, learner)
         return learner
 
-    def attach(self, learner: int, connection: Connection, address: Address, *, joining: bool) -> None:
+    def attach(
+        self, learner: int, connection: Connection, address: Address, *, joining: bool, process: str = ""
+    ) -> None:
         """Add the learner, or give a known one a new connection."""
         table = self.joining if joining else self.living
         before = table[learner].connection if learner in table else None
         if before is not None and before is not connection:
             self._learners.pop(before, None)
             before.shut_down()
-        table[learner] = Member(address, connection)
+        table[learner] = Member(address, connection, process=process)
         self._learners[connection] = learner
 
     def detach(self, connection: Connection, now: float) -> int | None:

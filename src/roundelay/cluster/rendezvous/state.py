@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from roundelay.cluster.rendezvous.budget import SharedBudget
 from roundelay.cluster.rendezvous.changes import MembershipChanges
-from roundelay.cluster.rendezvous.members import NEVER_FORMED, Connection, Member, Members, RunSpec
+from roundelay.cluster.rendezvous.members import NEVER_FORMED, STARTED_AGAIN, Connection, Member, Members, RunSpec
 from roundelay.cluster.rendezvous.messages import Message
 from roundelay.cluster.rendezvous.requests import KINDS, PendingRequests, Request
 from roundelay.cluster.rendezvous.stop_agreement import StopAgreement
@@ -133,7 +133,7 @@ class RendezvousState:
             return
         joining = formed and known == NEVER_FORMED
         if joining and wanted in self._members.living:  # the learner was restarted before its death was noticed
-            self._drop(wanted, "died", "it was started again")
+            self._drop(wanted, "died", STARTED_AGAIN)
         request.learner = self._members.assign_id(wanted)
         if not formed and known != NEVER_FORMED:
             self._recover(message, known)

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import json
+import signal
+
 import pytest
 
-from roundelay.bench.chaos import Fault, check, chunks_used, conservation, pace_after, stalled_s
+from roundelay.bench import chaos
+from roundelay.bench.chaos import Fault, FaultInjector, check
+from roundelay.cli import main
 from roundelay.errors import ConfigError
 from roundelay.training.recipes import resolve, table_of
 
@@ -36,45 +41,131 @@ def test_anything_else_is_refused_with_what_is_needed(kind, text, form):
         Fault.parsed(kind, text)
 
 
-def test_faults_of_learners_that_are_not_there_are_refused():
-    config = resolve(table_of("tiny"), [("learners", "3")])
-    check(config, [Fault(1.0, 2, "kill"), Fault(2.0, 7, "join"), Fault(3.0, 7, "kill")])
-    with pytest.raises(ConfigError, match="the learners are 0 to 2"):
-        check(config, [Fault(1.0, 3, "kill")])
+def parsed(*options: str) -> list[Fault]:
+    """Faults from "kill 2@3s" and so on."""
+    return [Fault.parsed(*option.split()) for option in options]
 
 
-def rows_of(times, learner=0):
-    return [{"kind": "learner", "learner": learner, "steps": n, "elapsed_s": time} for n, time in enumerate(times)]
+def test_a_fault_is_shown_as_the_option_that_gives_it():
+    assert [str(fault) for fault in parsed("kill 2@1.5s", "freeze 1@3:20s")] == ["--kill 2@1.5s", "--freeze 1@3s:20s"]
 
 
-def test_a_stall_is_the_longest_pause_near_the_loss_beyond_the_usual_one():
-    rows = rows_of([0.0, 1.0, 2.0, 3.0, 6.5, 7.5, 8.5]) + rows_of([0.0, 50.0], learner=1)
-    assert stalled_s(rows, at_s=4.0, lost=1) == pytest.approx(2.5)
-    assert stalled_s(rows, at_s=40.0, lost=1) == 0.0
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["kill 2@1", "join 7@2", "kill 7@3", "join 7@4"],
+        ["freeze 1@1:3", "freeze 1@4:1", "kill 1@4.5", "join 1@5"],
+        ["kill 0@1", "kill 1@1"],
+    ],
+)
+def test_faults_that_can_happen_in_their_order_are_accepted(tmp_path, options):
+    check(resolve(table_of("tiny"), [("learners", "3")]), parsed(*options), tmp_path)
 
 
-def test_the_pace_after_a_loss_is_that_of_the_other_learners_over_their_pace_before():
-    steady = [float(second) for second in range(1, 30)]
-    rows = rows_of(steady) + rows_of(steady[:10], learner=1)
-    assert pace_after(rows, at_s=10.0, lost=1) == pytest.approx(1.0)
-    halved = [*steady[:10], *(10.0 + 2 * n for n in range(1, 10))]
-    assert pace_after(rows_of(halved) + rows_of(steady[:10], learner=1), at_s=10.0, lost=1) == pytest.approx(0.5)
-    assert pace_after(rows_of(steady[:12]), at_s=10.0, lost=1) is None
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["kill 3@1"], "learner 3 does not live at that time; the living learners are 0, 1, 2"),
+        (["kill 6@1", "join 6@3"], "--kill 6@1s: learner 6 does not live"),
+        (["join 2@1"], "learner 2 lives at that time; --kill it before"),
+        (["kill 2@1", "join 2@3", "join 2@4"], "--join 2@4s: learner 2 lives"),
+        (["freeze 1@1:5", "join 1@3"], "learner 1 lives at that time"),
+        (["kill 1@1", "kill 1@2"], "--kill 1@2s: learner 1 does not live"),
+        (["kill 1@1", "freeze 1@2:1"], "--freeze 1@2s:1s: learner 1 does not live"),
+        (["freeze 1@1:5", "freeze 1@3:1"], "is frozen already"),
+        (["kill 0@1", "kill 1@1", "kill 2@1"], "this was the last living learner"),
+    ],
+)
+def test_faults_that_cannot_happen_are_refused_before_anything_starts(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        check(resolve(table_of("tiny"), [("learners", "3")]), parsed(*options), tmp_path)
 
 
-def test_chunks_are_counted_over_all_learners(tmp_path):
-    (tmp_path / "chunks-0.txt").write_text("0\n1\n2\n")
-    (tmp_path / "chunks-1.txt").write_text("2\n5\n")
-    assert chunks_used(tmp_path) == {"total": 6, "once": 3, "more_than_once": 1, "never": 2}
+@pytest.mark.parametrize("inside", ["", "undisturbed", "disturbed"])
+def test_a_directory_with_a_run_is_refused(tmp_path, capsys, inside):
+    (tmp_path / inside).mkdir(exist_ok=True)
+    (tmp_path / inside / "config.toml").write_text("")
+    assert main(["chaos", "tiny", "--out", str(tmp_path)]) == 2
+    assert "holds a run already; choose another --out" in capsys.readouterr().err
 
 
-def test_the_imbalance_is_zero_if_weights_come_from_updates_only():
-    def row(learner, initial, updates, weights):
-        sums = {"sum_initial": initial, "sum_updates": updates, "sum_weights": weights}
-        return {"kind": "learner", "learner": learner} | sums
+class Processes:
+    """A supervisor whose processes only have a name."""
 
-    kept = [row(0, 1.0, 2.0, 4.0), row(1, 1.0, 3.0, 3.0)]
-    assert conservation(kept)["imbalance"] == 0.0
-    assert conservation([*kept, row(2, 1.0, 1.0, 2.5)])["relative"] == pytest.approx(0.5 / 6.0)
-    twice = [row(0, 1.0, 2.0, 3.0), row(0, 5.0, 1.0, 6.0)]  # it joined again with other weights
-    assert conservation(twice)["imbalance"] == 0.0
+    def __init__(self, *running: int) -> None:
+        self.running, self.sent, self.started = frozenset(running), [], []
+
+    def send(self, learner: int, number: int) -> None:
+        self.sent.append((learner, signal.Signals(number).name))
+
+    def start(self, learner: int) -> None:
+        self.started.append(learner)
+
+
+@pytest.fixture
+def injected(tmp_path, monkeypatch):
+    """Carry out faults in a run that ends 10 s after its first row, which it writes after 2 s."""
+
+    def run(processes, *options):
+        metrics = tmp_path / "metrics.jsonl"
+        injector = FaultInjector(parsed(*options), metrics)
+        injector(processes)  # there is no row yet
+        metrics.write_text(json.dumps({"kind": "learner", "learner": 0, "elapsed_s": 2.0}) + "\n")
+        for second in range(11):
+            monkeypatch.setattr(chaos.time, "monotonic", lambda second=second: 1000.0 + second)
+            injector(processes)
+        return {each["option"]: (each["happened_s"], each["reason"]) for each in injector.report()}
+
+    return run
+
+
+def test_faults_are_carried_out_when_they_are_due_and_told_in_seconds_of_the_run(injected):
+    processes = Processes(0, 1, 2)
+    assert injected(processes, "kill 2@3", "freeze 1@4:2", "join 3@5") == {
+        "--kill 2@3s": (5.0, None),
+        "--freeze 1@4s:2s": (6.0, None),
+        "--join 3@5s": (7.0, None),
+    }
+    assert processes.sent == [(2, "SIGKILL"), (1, "SIGSTOP"), (1, "SIGCONT")]
+    assert processes.started == [3]
+
+
+def test_a_fault_that_did_not_happen_is_told_with_the_reason(injected):
+    processes = Processes(0, 1)
+    assert injected(processes, "kill 1@30", "kill 2@3", "join 0@4") == {
+        "--kill 1@30s": (None, "the run had ended before"),
+        "--kill 2@3s": (None, "learner 2 had ended before"),
+        "--join 0@4s": (None, "learner 0 still ran"),
+    }
+    assert not processes.sent
+    assert not processes.started
+
+
+def outcome_of(finished=True):
+    chunks = {"once": 1, "more_than_once": 0, "never": 0}
+    figures = dict.fromkeys(("valid", "test", "elapsed_s"))
+    return figures | {"finished": finished, "events": [], "chunks": chunks, "conservation": {"relative": 0.0}}
+
+
+def test_a_command_whose_fault_did_not_happen_fails_and_its_json_is_whole(tmp_path, monkeypatch, capsys):
+    def run_once(config, faults, folder):
+        injector = FaultInjector(faults, folder / "metrics.jsonl")
+        return {"exit_code": 0, "faults": injector.report()} | outcome_of()
+
+    monkeypatch.setattr(chaos, "run_once", run_once)
+    words = ["chaos", "tiny", "--kill", "2@6s", "--freeze", "1@1s:2s", "--out", str(tmp_path)]
+    assert main([*words, "--json"]) == 2
+    said = capsys.readouterr()
+    assert "2 of 2 faults did not happen (--freeze 1@1s:2s: the run had ended before; --kill 2@6s: " in said.err
+    assert said.err.count("\n") == 1
+    freeze, kill = json.loads(said.out)["faults"]
+    assert (kill["kind"], kill["learner"], kill["at_s"], kill["happened_s"]) == ("kill", 2, 6.0, None)
+    assert freeze["duration_s"] == 2.0
+    assert main(words) == 2
+    assert "chunks never used" in capsys.readouterr().out
+
+
+def test_if_the_run_without_faults_fails_there_is_nothing_to_compare(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(chaos, "run_once", lambda *_: outcome_of(finished=False))
+    assert main(["chaos", "tiny", "--out", str(tmp_path)]) == 2
+    assert "the run without faults failed" in capsys.readouterr().err

@@ -31,7 +31,7 @@ from roundelay.transport.security import Security
         (["train", "tiny", "--here", "2"], "--here goes with --rendezvous"),
         (["train"], "train needs a RECIPE"),
         (["train", "--join", "EMPTY"], "no run under way that can be joined"),
-        (["chaos", "tiny", "--kill", "9@1s"], "the learners are 0 to 3"),
+        (["chaos", "tiny", "--kill", "9@1s"], "the living learners are 0, 1, 2, 3"),
         (["chaos", "tiny", "--freeze", "1@1s"], "--freeze needs LEARNER@TIME:DURATION"),
         (["chaos", "tiny", "--set", "x"], "--set needs KEY=VALUE"),
     ],

@@ -23,9 +23,13 @@ pytestmark = pytest.mark.timeout(PATIENCE_S + 60)
 
 
 def config_of(strategy="adpsgd", learners=4, epochs=30, **keys):
-    """The digits, slowed down so that there is time for faults."""
+    """The digits, slowed down so that there is time for faults, and shared out so that no chunk of a lost learner is lost.
+
+    With static shares, the default, chunks of a lost learner may stay unused; see test_elastic_defaults.py.
+    """
     slow = ",".join(f"{learner}:6" for learner in range(learners))
     settings = {"strategy": strategy, "learners": learners, "budget.epochs": epochs, "slow": slow} | keys
+    settings["data.sharding"] = "dynamic"
     return resolve(table_of("tiny"), [(key, str(value)) for key, value in settings.items()])
 
 

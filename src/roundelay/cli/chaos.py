@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.cli.arguments import add_configuration, configured, dated_folder
+from roundelay.errors import RoundelayError
 
 FAULTS = ("kill", "freeze", "join")
 
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train twice, and print what the faults have cost."""
+    """Train twice, and print what the faults have cost. Raises RoundelayError if a fault did not happen."""
     from roundelay.bench import chaos
     from roundelay.training import recipes
 
@@ -43,6 +44,12 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(result, indent=2))
     else:
         _print(result, folder)
+    never = [f"{fault['option']}: {fault['reason']}" for fault in result["faults"] if fault["happened_s"] is None]
+    if never:
+        raise RoundelayError(
+            f"{len(never)} of {len(faults)} faults did not happen ({'; '.join(never)}), so this run has not shown that it "
+            "survives them; use an earlier time or more --epochs"
+        )
     return 0 if result["disturbed"]["finished"] else 1
 
 

@@ -18,6 +18,7 @@ _NAMES = {
     "roundelay.cluster.environment": ["World", "init"],
     "roundelay.cluster.ticket": ["Ticket"],
     "roundelay.learner": ["Learner"],
+    "roundelay.sampler": ["ElasticSampler"],
     "roundelay.strategies": ["ADPSGD", "Allreduce", "DPSGD", "DelayByOne", "LocalSGD", "Strategy", "SuperLearner"],
     "roundelay.training.task": ["Task", "TaskConfig"],
     "roundelay.topology": [

@@ -20,6 +20,9 @@ from roundelay.errors import (
 from roundelay.learner import (
     Learner as Learner,
 )
+from roundelay.sampler import (
+    ElasticSampler as ElasticSampler,
+)
 from roundelay.strategies import (
     ADPSGD as ADPSGD,
     DPSGD as DPSGD,

@@ -5,7 +5,8 @@ from collections import Counter
 import torch
 from hypothesis import given, settings, strategies as st
 
-from roundelay.training.data import Chunks, Draw, Draws, EqualDraws, SharedDraws, StaticShare, batches
+from roundelay.chunks import Chunks
+from roundelay.training.data import Draw, Draws, EqualDraws, SharedDraws, StaticShare, batches
 from roundelay.training.tiny import Digits, DigitsConfig
 
 

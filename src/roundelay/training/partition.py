@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from roundelay.chunks import Chunks
 from roundelay.cluster.environment import World
 from roundelay.training.config import Config
-from roundelay.training.data import Chunks, Draw, Draws, EqualDraws, SharedCursor, SharedDraws, StaticShare
+from roundelay.training.data import Draw, Draws, EqualDraws, SharedCursor, SharedDraws, StaticShare
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,20 @@ from roundelay.cluster.membership import Membership
 from roundelay.cluster.rendezvous.budget import LocalBudget, SharedBudget
 
 
-def test_the_first_declaration_of_the_budget_counts():
+def test_the_first_size_counts_and_what_each_learner_has_used_adds_up():
     budget = SharedBudget()
     assert not budget.declared
-    budget.declare(2, [])
-    budget.declare(9, [0])
-    assert [budget.draw(0, 0, index, index)[0] for index in range(3)] == [0, 1, None]
-    assert budget.given == 2
+    budget.declare(0, 4, [1])
+    assert not budget.declared_by([0, 1])
+    budget.declare(1, 9, [2])
+    assert budget.declared_by([0, 1])
+    assert [budget.draw(0, 0, index, index)[0] for index in range(3)] == [0, 3, None]
+    assert budget.given == 4
 
 
 def test_a_lost_learner_gives_back_what_all_its_groups_had_not_finished():
     budget = SharedBudget()
-    budget.declare(4, [])
+    budget.declare(7, 4, [])
     for index, group in enumerate((0, 1, 0)):
         budget.draw(7, group, index // 2, done=0)
     assert sorted(budget.give_back(7)) == [0, 1, 2]

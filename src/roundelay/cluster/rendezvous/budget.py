@@ -14,6 +14,7 @@ class SharedBudget:
 
     def __init__(self) -> None:
         self._cursor: Cursor | None = None
+        self._declared: set[int] = set()
         self._groups: defaultdict[int, set[int]] = defaultdict(set)  # by learner, the groups it has drawn for
 
     @property
@@ -21,14 +22,22 @@ class SharedBudget:
         """Whether a learner has said how large the budget is."""
         return self._cursor is not None
 
+    def declared_by(self, learners: Iterable[int]) -> bool:
+        """Whether all of these learners have said which numbers they have used."""
+        return self._declared.issuperset(learners)
+
     @property
     def given(self) -> int:
         """Every number below this one was given out or used."""
         return self._cursor.given if self._cursor else 0
 
-    def declare(self, total: int, used: Sequence[int]) -> None:
-        """Set the size and the numbers used earlier. All learners declare the same; the first declaration counts."""
-        self._cursor = self._cursor or Cursor(total, used)
+    def declare(self, learner: int, total: int, used: Sequence[int]) -> None:
+        """Set the size and the numbers used earlier. All learners declare the same size; what each has used adds up."""
+        self._declared.add(learner)
+        if self._cursor is None:
+            self._cursor = Cursor(total, used)
+        else:
+            self._cursor.use(used)
 
     def use(self, numbers: Iterable[int]) -> None:
         """Record numbers that a learner used while the rendezvous was away."""

@@ -98,6 +98,11 @@ class Members:
         return next((learner for learner, member in everyone if process and member.process == process), None)
 
     @property
+    def initial(self) -> list[int]:
+        """The living learners that were there when the run began."""
+        return [learner for learner, member in self.living.items() if member.joined_in == NEVER_FORMED]
+
+    @property
     def all_connected(self) -> bool:
         """Whether every living learner has a connection at the moment."""
         return all(member.connection is not None for member in self.living.values())

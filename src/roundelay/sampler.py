@@ -1,0 +1,150 @@
+"""ElasticSampler: batches from a budget that all learners share, so that every sample is used once an epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sized
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from roundelay.chunks import Chunks
+from roundelay.cluster.environment import World, init
+from roundelay.errors import ConfigError
+
+
+class ElasticSampler(Sampler[list[int]]):
+    """A `batch_sampler` for a DataLoader, with or without workers.
+
+        sampler = ElasticSampler(dataset, batch_size=32, epochs=10)
+        loader = DataLoader(dataset, batch_sampler=sampler)
+        with Learner(model, optimizer, ADPSGD()) as learner:
+            for epoch in sampler.remaining_epochs():
+                for x, y in loader:
+                    ...
+
+    In an elastic run the rendezvous gives every batch to the learner that asks next, so a fast learner gets more of them. The
+    batches that a lost learner had not used in a step are given to others; of its last step the rendezvous may not know, so
+    that batch may be used twice. In a world of fixed size the batches are dealt
+    out by rank. The order of an epoch depends only on (seed, epoch).
+
+    A batch counts as used when the Learner has taken the step. Batches that were drawn and not used, because the loop was left
+    early or a step was skipped, come first in the next epoch.
+
+    Args:
+        dataset: what is sampled, or its length.
+        batch_size: at most so many samples; the sizes in an epoch differ by at most one.
+        epochs: in the whole run.
+        seed: of the order; the same on all learners.
+        batches_per_step: batches whose gradients are accumulated for one step.
+        world: by default `init()`, from the environment.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | int,
+        batch_size: int,
+        epochs: int = 1,
+        seed: int = 0,
+        *,
+        batches_per_step: int = 1,
+        world: World | None = None,
+    ) -> None:
+        length = dataset if isinstance(dataset, int) else len(dataset)
+        for name, value in (("dataset", length), ("batch_size", batch_size), ("epochs", epochs)):
+            if value < 1:
+                raise ConfigError(f"ElasticSampler needs a {name} of at least 1, got {value}")
+        if batches_per_step < 1:
+            raise ConfigError(f"batches_per_step must be at least 1, got {batches_per_step}")
+        self._chunks = Chunks(length, batch_size, seed)
+        self._total = epochs * self._chunks.per_epoch
+        self._batches_per_step = batches_per_step
+        self._world = init() if world is None else world
+        self._share = iter(range(self._world.rank, self._total, self._world.size))  # in a world of fixed size
+        self._used_before: set[int] = set()  # in an earlier part of the run, by any learner
+        self._used: list[int] = []  # before this learner registered for the last time
+        self._drawn: list[int] = []  # since then
+        self._next: int | None = None  # drawn, and kept for the next epoch
+        self._left_over = 0  # batches drawn before the last registration that were still on their way to the loop
+        self._registrations = self._steps_before = 0
+        self._declared = False
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches of one epoch."""
+        again = self._drawn[self._done() :] if self._world.steps.taken else []
+        self._drawn = self._drawn[: len(self._drawn) - len(again)]
+        for number in again:
+            self._drawn.append(number)
+            yield self._chunks.samples(number)
+        number = self._peek()
+        if number is None:
+            return
+        epoch = number // self._chunks.per_epoch
+        while number is not None and number // self._chunks.per_epoch == epoch:
+            self._next = None
+            self._drawn.append(number)
+            yield self._chunks.samples(number)
+            number = self._peek()
+
+    def __len__(self) -> int:
+        """About how many batches this learner gets in an epoch, if all learners are equally fast."""
+        client = self._world.client
+        learners = self._world.size if client is None or client.view is None else client.view.membership.size
+        return math.ceil(self._chunks.per_epoch / learners)
+
+    def remaining_epochs(self) -> Iterator[int]:
+        """The epochs that still have batches; an epoch may come twice if a lost learner has left some of it.
+
+        At the end this waits until no learner can leave a batch any more.
+        """
+        while True:
+            outstanding = self._world.steps.taken > 0 and self._done() < len(self._drawn)
+            number = self._drawn[self._done()] if outstanding else self._peek(patient=True)
+            if number is None:
+                return
+            yield number // self._chunks.per_epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The batches that this learner has used. Every learner saves its own."""
+        return {"total": self._total, "used": sorted([*self._used_before, *self._used, *self._drawn[: self._done()]])}
+
+    def load_state_dict(self, *states: dict[str, Any]) -> None:
+        """Continue after the batches of these states. Each learner loads its own; one of them may load those of others, too.
+
+        Raises ConfigError if they are of another dataset, batch size or number of epochs, or if batches were drawn already.
+        """
+        if self._declared or self._drawn:
+            raise ConfigError("load the state of an ElasticSampler before its first batch")
+        if any(state["total"] != self._total for state in states):
+            raise ConfigError(
+                "this state is of a run with another number of batches: keep dataset, batch_size and epochs"
+            )
+        self._used_before = {number for state in states for number in state["used"]}
+
+    def _done(self) -> int:
+        """How many batches drawn since the last registration are part of the weights."""
+        steps = self._world.steps.taken - self._steps_before
+        return min(max(steps * self._batches_per_step - self._left_over, 0), len(self._drawn))
+
+    def _peek(self, *, patient: bool = False) -> int | None:
+        """The next batch of this learner, which stays the next one; None if there is none (with `patient`, for certain)."""
+        if self._next is None:
+            self._next = self._dealt() if self._world.client is None else self._asked(patient=patient)
+        return self._next
+
+    def _dealt(self) -> int | None:
+        return next((number for number in self._share if number not in self._used_before), None)
+
+    def _asked(self, *, patient: bool) -> int | None:
+        client = self._world.client
+        assert client is not None
+        if client.registrations != self._registrations:
+            done = self._done()
+            self._left_over = len(self._drawn) - done
+            self._used += self._drawn[:done]
+            self._drawn = []
+            self._registrations, self._steps_before = client.registrations, self._world.steps.taken
+        if not self._declared:
+            client.declare_budget(self._total, sorted(self._used_before))
+            self._declared = True
+        return client.draw(self._world.rank, len(self._drawn), self._done(), patient=patient)

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+INTEGRATIONS := .venv/.integrations
 SHARED_DATA := $(wildcard ../shared/data)
 ifneq ($(SHARED_DATA),)
 export ROUNDELAY_DATA ?= $(abspath $(SHARED_DATA))
@@ -17,6 +18,10 @@ setup: $(READY)  ## the virtual environment .venv, with everything below install
 
 $(READY): pyproject.toml constraints.txt tools/set-up
 	@PYTHON=$(PYTHON) tools/set-up
+	@touch $@
+
+$(INTEGRATIONS): $(READY)
+	@tools/set-up integrations
 	@touch $@
 
 demo: $(READY)  ## see it work: speech made here, learnt by four learners and recognised in new voices; then a straggler
@@ -39,7 +44,7 @@ demo: $(READY)  ## see it work: speech made here, learnt by four learners and re
 	@echo "Open in a browser: out/speech.html (the run), out/stragglers.html (both ways side by side)."
 	@echo "Now try: $(BIN)/roundelay speech transcribe out/speech YOUR.wav"
 
-check: $(READY)  ## format, lint, types, layers
+check: $(READY) $(INTEGRATIONS)  ## format, lint, types, layers
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy

@@ -1,0 +1,178 @@
+"""Lightning with our strategies: equal to its own `ddp`, to the matrix recursion, and exact after a restart."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from regression import LEARNERS, dpsgd_by_matrix, vector
+
+from roundelay.weights.average import mean_module
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not importlib.util.find_spec("lightning"), reason="needs the 'lightning' extra"),
+]
+PROGRAMS = Path(__file__).parent / "programs"
+QUIET = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def run(*command: object, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    ended = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env=os.environ | QUIET,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return ended
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the program has left its checkpoints, and what each learner saw."""
+    folder = tmp_path_factory.mktemp("lightning")
+    program = PROGRAMS / "lightning_runs.py"
+    run("-m", "torch.distributed.run", "--nproc-per-node", LEARNERS, program, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saw(folder):
+    return [torch.load(folder / f"saw {rank}.pt", weights_only=True) for rank in range(LEARNERS)]
+
+
+def checkpoint(folder, name, pattern):
+    """A checkpoint, and the learners' states beside it."""
+    (path,) = (folder / name).glob(pattern)
+    learners = [torch.load(f"{path}.learners/{rank}.ckpt", weights_only=True) for rank in range(LEARNERS)]
+    return torch.load(path, weights_only=True), learners
+
+
+@pytest.mark.parametrize("name", ["plain", "accumulated", "bfloat16", "manual"])
+def test_allreduce_equals_ddp(saw, name):
+    for each in saw:
+        torch.testing.assert_close(each[f"{name} roundelay_allreduce"], each[f"{name} ddp"], rtol=0, atol=1e-6)
+
+
+def test_dpsgd_equals_the_matrix_recursion(folder):
+    _, learners = checkpoint(folder, "dpsgd", "epoch=1*.ckpt")
+    for learner, expected in zip(learners, dpsgd_by_matrix(), strict=True):
+        for name, value in expected.state_dict(prefix="net.").items():
+            torch.testing.assert_close(learner["module"][name], value, rtol=1e-5, atol=1e-5)
+    first, second = (vector_of(learner) for learner in learners)
+    assert (first - second).abs().max() > 1e-3, "learners differ, or this would prove nothing"
+
+
+def vector_of(learner):
+    return torch.cat([value.flatten() for value in learner["module"].values() if value.is_floating_point()])
+
+
+@pytest.mark.parametrize("pattern", ["epoch=0*.ckpt", "epoch=1*.ckpt"])
+def test_a_checkpoint_has_the_mean_of_the_learners_beside_it(folder, pattern):
+    saved, learners = checkpoint(folder, "dpsgd", pattern)
+    mean = mean_module([learner["module"] for learner in learners])
+    assert saved["state_dict"].keys() == mean.keys()
+    for name, value in mean.items():
+        torch.testing.assert_close(saved["state_dict"][name], value, rtol=0, atol=1e-6)
+
+
+def test_a_checkpoint_between_validations_has_the_mean_as_well(folder):
+    saved, learners = checkpoint(folder, "adpsgd", "epoch=0-step=5.ckpt")
+    mean = mean_module([learner["module"] for learner in learners])
+    torch.testing.assert_close(saved["state_dict"]["net.0.weight"], mean["net.0.weight"], rtol=0, atol=1e-6)
+    assert [learner["learner"]["steps"] for learner in learners] == [5, 5]
+
+
+def test_a_run_that_is_resumed_continues_exactly(folder, saw):
+    _, expected = checkpoint(folder, "dpsgd", "epoch=1*.ckpt")
+    _, resumed = checkpoint(folder, "resumed", "epoch=1*.ckpt")
+    for one, other in zip(resumed, expected, strict=True):
+        torch.testing.assert_close(one["module"], other["module"], rtol=0, atol=0)
+        torch.testing.assert_close(
+            one["optimizer"]["state"][0]["momentum_buffer"], other["optimizer"]["state"][0]["momentum_buffer"]
+        )
+    for each in saw:
+        assert torch.equal(each["resumed"], each["dpsgd"])
+
+
+def test_validation_sees_the_mean_or_the_own_weights(folder, saw):
+    for one, other in zip(saw[0]["consensus validated"], saw[1]["consensus validated"], strict=True):
+        assert torch.equal(one, other)
+    means = [checkpoint(folder, "dpsgd", f"epoch={epoch}*.ckpt")[0]["state_dict"] for epoch in range(2)]
+    for validated, mean in zip(saw[0]["dpsgd validated"], means, strict=True):
+        assert torch.equal(validated[:30], mean["net.0.weight"].flatten())
+    for one, other in zip(saw[0]["own validated"], saw[1]["own validated"], strict=True):
+        assert (one - other).abs().max() > 1e-3
+
+
+def test_all_learners_end_with_the_mean(saw):
+    mean = sum(map(vector, dpsgd_by_matrix())) / LEARNERS
+    for each in saw:
+        for name in ("dpsgd", "consensus end", "own end"):  # the way of validating changes nothing
+            torch.testing.assert_close(each[name], mean, rtol=1e-5, atol=1e-5)
+    for name in ("adpsgd", "roundelay_delay_by_one", "roundelay_local_sgd"):
+        assert torch.equal(saw[0][name], saw[1][name])
+
+
+def test_validate_test_and_predict_use_the_mean(saw):
+    assert saw[0]["validate"] == saw[1]["validate"]
+    assert saw[0]["test"] == saw[1]["test"]
+    assert saw[0]["validate"][0]["val_loss"] == pytest.approx(saw[0]["test"][0]["test_loss"])
+    assert saw[0]["predict"] == 6
+
+
+def test_a_second_fit_goes_on(saw):
+    assert [each["second fit"] for each in saw] == [18, 18]
+
+
+def test_steps_are_limited_and_counted_over_a_restart(saw):
+    assert [each["adpsgd steps"] for each in saw] == [10, 10]
+    assert [each["adpsgd resumed steps"] for each in saw] == [24, 24]
+
+
+def test_a_link_to_the_last_checkpoint_finds_the_learners(folder):
+    assert (folder / "adpsgd" / "last.ckpt").is_symlink()
+
+
+def test_a_timer_is_warned_of_only_if_it_ends_asynchrony(saw):
+    for each in saw:
+        assert [message.startswith("Timer makes all learners wait") for message in each["told"]] == [True]
+
+
+def test_learners_go_with_their_checkpoint(folder):
+    left = sorted(path.name for path in (folder / "one").iterdir())
+    assert left == ["epoch=2.ckpt", "epoch=2.ckpt.learners"]
+
+
+def test_a_failure_is_told_to_the_others(saw):
+    assert saw[1]["failure"] == "ZeroDivisionError: this batch is bad"
+    assert saw[0]["failure"] == "PeerLostError: lost learner 1: it gave up (ZeroDivisionError: this batch is bad)"
+
+
+def test_wrong_options_and_several_optimizers_are_refused(saw):
+    evaluate, option, averaging, optimizers = saw[0]["refused"]
+    assert evaluate == "evaluate must be 'consensus' or 'own', got 'mean'"
+    assert option.startswith("unknown option of RoundelayStrategy 'find_unused_parameters'")
+    assert "did you mean 'adpsgd'?" in averaging
+    assert optimizers.startswith("a Learner hooks one optimizer, but configure_optimizers returned 2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["popen", "spawn"])
+def test_lightnings_own_launchers(tmp_path, start_method):
+    run(PROGRAMS / "lightning_launched.py", start_method, tmp_path)
+    ends = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(LEARNERS)]
+    assert torch.equal(*ends)
+
+
+def test_import_of_roundelay_imports_no_integration():
+    program = "import sys, roundelay; roundelay.Learner; print({'lightning', 'transformers', 'accelerate'} & set(sys.modules))"
+    assert run("-c", program).stdout == "set()\n"

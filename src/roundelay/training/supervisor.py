@@ -70,6 +70,9 @@ class Worker:
         spec: sent to the process.
         log: the file that the process writes its output to.
         threads: how many threads torch may use, unless OMP_NUM_THREADS is set.
+
+    Threads of torch that wait for each other sleep. If they kept a core busy instead, which is the default, a learner with two
+    threads would be up to 100 times slower on a machine whose cores other programs use.
     """
 
     def __init__(self, spec: WorkerSpec, log: Path, threads: int) -> None:
@@ -78,7 +81,7 @@ class Worker:
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "roundelay.training.worker"],
-                env={"OMP_NUM_THREADS": str(threads)} | inherited,  # torch reads this variable when it is imported
+                env={"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"} | inherited,
                 stdin=subprocess.PIPE,  # stays open: it closes when this process ends, and the worker then stops
                 stdout=output,
                 stderr=output,

@@ -15,6 +15,7 @@ from roundelay.errors import ConfigError, RoundelayError
 from roundelay.training import run_directory
 from roundelay.training.config import Config
 from roundelay.training.metrics import read_rows
+from roundelay.training.open_files import allow_open_files
 from roundelay.training.supervisor import Supervisor
 
 ROW_EVERY_S = 0.2  # how often a learner writes a row of metrics: often enough to see a stall
@@ -157,6 +158,7 @@ def run(config: Config, faults: Sequence[Fault], folder: Path) -> dict[str, Any]
     Raises KeyboardInterrupt if a signal has stopped one of the runs, and RoundelayError if the run without faults fails.
     """
     check(config, faults, folder)
+    allow_open_files(config.learners)
     undisturbed = run_once(config, (), folder / "undisturbed")
     if not undisturbed["finished"]:
         raise RoundelayError(f"the run without faults failed; its logs are in '{folder / 'undisturbed' / 'logs'}'")

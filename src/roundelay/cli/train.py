@@ -78,8 +78,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _supervise(config: Config, folder: Path, args: argparse.Namespace) -> int:
     from roundelay.training import run_directory
+    from roundelay.training.open_files import allow_open_files
     from roundelay.training.supervisor import Supervisor
 
+    allow_open_files(config.learners)
     settings = connection_settings(args, None if args.rendezvous is None else rendezvous_address(args.rendezvous))
     if args.rendezvous is None:
         if args.here is not None:
@@ -126,6 +128,7 @@ def _join_run(args: argparse.Namespace) -> int:
     """Add a learner to a run that is under way."""
     from roundelay.cluster.rendezvous.client import RendezvousClient
     from roundelay.training import recipes, run_directory
+    from roundelay.training.open_files import allow_open_files
     from roundelay.training.supervisor import Supervisor
 
     address, security = args.join, None
@@ -139,6 +142,7 @@ def _join_run(args: argparse.Namespace) -> int:
         raise UsageError(f"cannot join the run at {address}: {error}") from None
     folder = args.out or Path(info.get("folder", ""))
     config = recipes.resolve(run_directory.table(folder))
+    allow_open_files(config.learners)
     if config.group_size != 1:
         raise UsageError("a learner cannot join a run of super-learners, because a group cannot change")
     print(f"joining: {folder}", file=sys.stderr)

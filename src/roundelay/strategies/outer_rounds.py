@@ -53,6 +53,7 @@ class OuterRounds:
         self._begun: dict[int, int] = {}  # by peer: the last round that it has said to have begun
         self._newest = -1  # the newest round of a peer that has passed ours
         self._silent: set[int] = set()
+        self._leaving = False
         self._buffers: dict[int, list[Tensor]] = {}  # free ones by length, for calls: peers keep them mapped
         self._ended = done()
         transport.serve(self._answer)
@@ -66,7 +67,7 @@ class OuterRounds:
     def wanted(self) -> bool:
         """Whether a peer has begun the next round and waits for this learner."""
         with self._lock:
-            return any(round > self.round for round in self._begun.values())
+            return not self._leaving and any(round > self.round for round in self._begun.values())
 
     def begin(self, round: int, peers: Iterable[int], message: Tensor) -> Future[None]:
         """Begin a round; the future is done when each of `peers` has given its message or was left out."""
@@ -92,13 +93,19 @@ class OuterRounds:
         return ended
 
     def leave(self) -> None:
-        """Take part in no more rounds: tell the peers that wait for this learner, and refuse all others."""
+        """Take part in no more rounds. A peer that waits for this learner is told, in the round under way as well."""
         with self._lock:
+            self._leaving = True
             waiting = [(peer, round) for peer, round in self._begun.items() if round > self.round]
             self._begun.clear()
         for peer, round in waiting:
             self._tell(peer, _Kind.ABSENT, round)
         self._transport.serve(None)
+        with self._lock:  # from now on only replies to our own messages can come
+            round, unheard = self.round, self._open - self._called
+        for peer in unheard:
+            self._leave_out(peer, round)
+            self._tell(peer, _Kind.ABSENT, round)
 
     def lose(self, peer: int) -> None:
         """`peer` is gone: go on without it. If it has left in order, its last reply may still come."""
@@ -190,12 +197,12 @@ class OuterRounds:
             return
         if kind == _Kind.BEGUN:
             self._peer_begun(peer, round)
-            if round > self.round:
+            if round > self.round and not self._leaving:
                 self._asked()
         elif kind == _Kind.ABSENT:
             self._passed(peer, round, theirs)
         with self._lock:
-            if round > self.round:
+            if round > self.round and not self._leaving:
                 kind = _Kind.NOT_YET
             else:
                 kind = _Kind.BEGUN if round == self.round and peer in self._open else _Kind.ABSENT

@@ -27,11 +27,17 @@ def strategy_of(config: Config, local_size: int | None = None) -> Strategy:
 
     Raises StrategyError or TopologyError for an unknown strategy or topology.
     """
+    local = config.local_sgd
     between = strategy_named(
         config.strategy,
         topology=family(config.topology, seed=config.seed),
         max_lead=config.max_lead,
         wire=None if config.wire == "float32" else config.wire,
+        every=local.every,
+        outer_lr=local.outer_lr,
+        outer_momentum=local.outer_momentum,
+        overlap=local.overlap,
+        compress=None if local.compress == "none" else local.compress,
     )
     members = config.group_size or local_size or config.learners
     return SuperLearner(between, members) if members > 1 else between

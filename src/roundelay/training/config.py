@@ -96,6 +96,25 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
+class LocalSGDConfig:
+    """Settings of the strategy local-sgd.
+
+    Attributes:
+        every: the most local steps in a round.
+        outer_lr: the rate of the outer step.
+        outer_momentum: the momentum of the outer step.
+        overlap: go on with local steps while the messages of a round travel.
+        compress: none, int8 or top-k; how weights travel. top-k needs the topology complete.
+    """
+
+    every: int = at_least(1, 50)
+    outer_lr: float = at_least(0.0, 0.7)
+    outer_momentum: float = fraction(0.9)
+    overlap: bool = False
+    compress: Literal["none", "int8", "top-k"] = "none"
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """When learners save. The mean model is evaluated at the same time.
 
@@ -157,6 +176,7 @@ class Config:
     budget: BudgetConfig = BudgetConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    local_sgd: LocalSGDConfig = LocalSGDConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     metrics: MetricsConfig = MetricsConfig()
 

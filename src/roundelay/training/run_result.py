@@ -34,7 +34,9 @@ def _write_files(folder: Path, config: Config, task: Task, mean: nn.Module, resu
     described = {"task": config.task, "settings": as_table(config)["settings"], "seed": config.seed}
     write_whole(folder / run_directory.MODEL_CONFIG, json.dumps(described, indent=2).encode())
     task.leave(folder)
-    write_whole(folder / run_directory.RESULTS, json.dumps({"finished": True} | results, indent=2).encode())
+    with evaluating(mean):
+        results = {"finished": True} | results | task.describe(mean)
+    write_whole(folder / run_directory.RESULTS, json.dumps(results, indent=2).encode())
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,13 @@ class Task(ABC):
         """The batch with its tensors on `device`."""
         return _moved(batch, device)
 
+    def describe(self, mean: nn.Module) -> dict[str, Any]:
+        """What results.json says about the final mean model besides its figures, such as {"sample": "a text"}.
+
+        The module is in evaluation mode. Only one learner calls this method, at the end of the run.
+        """
+        return {}
+
     def leave(self, run: Path) -> None:
         """Write the files that the model needs, other than weights and settings, to the directory of the run.
 
@@ -87,7 +94,7 @@ class Task(ABC):
         """
 
     @classmethod
-    def evaluate_run(cls, run: Path, split: str, data: Path | None = None) -> dict[str, Any]:
+    def evaluate_run(cls, run: Path, split: str, data: Path | None = None, passes: int | None = None) -> dict[str, Any]:
         """The figures of the mean model of a finished run, for `roundelay evaluate`.
 
         By default the figures of `evaluate`. A task may override it to compute others, such as word errors, to take
@@ -97,8 +104,9 @@ class Task(ABC):
         """
         from roundelay.training.run_result import RunResult  # that module imports this one
 
-        if data is not None:
-            raise ConfigError(f"--corpus is for runs of speech recognition; '{run}' is one of {cls.__name__}")
+        if data is not None or passes is not None:
+            option = "--passes" if data is None else "--corpus"
+            raise ConfigError(f"{option} is for runs of speech recognition; '{run}' is one of {cls.__name__}")
         return RunResult.read(run).figures(split)
 
 

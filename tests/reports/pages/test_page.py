@@ -236,3 +236,12 @@ def test_without_plotly_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
     with pytest.raises(MissingExtraError, match=r"roundelay\[plots\]"):
         page.plotly()
+
+
+def test_a_text_that_the_model_has_written_is_shown(report, tmp_path):
+    folder = SyntheticRun().write(tmp_path / "a")
+    results = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps(results | {"sample": "To be,\nor <b>not</b>"}))
+    parsed = report(folder)
+    assert "Sample" in parsed.titles
+    assert "To be,\nor &lt;b&gt;not&lt;/b&gt;" in (tmp_path / "report.html").read_text()

@@ -57,6 +57,7 @@ class Page:
         yield "Learning", self._figures(run_charts.learning(runs)) or tag("p", "No figures yet.", class_="note")
         yield "Speed", join([self._figures(run_charts.speed(runs)) if len(runs) > 1 else "", *self._learners()])
         yield "Agreement", self._figures(run_charts.agreement(runs))
+        yield "Sample", tables.samples(runs)
         yield "Events", tables.events(runs) if any(run.events for run in runs) else Html("")
         yield "Topology", topology_pictures(runs)
         yield "Configuration", self._comparison("config", brief=True)

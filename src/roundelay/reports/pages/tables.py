@@ -163,6 +163,15 @@ def swatch(index: int) -> Html:
     return tag("i", class_="swatch", style=f"--colour: var(--{colour(index)})")
 
 
+def samples(runs: Sequence[Run]) -> Html:
+    """A text that the mean model of each run has written, if the task is a language."""
+    texts = [(index, run) for index, run in enumerate(runs) if isinstance(run.results.get("sample"), str)]
+    return join(
+        tag("figure", tag("figcaption", swatch(index), run.name), tag("pre", run.results["sample"]))
+        for index, run in texts
+    )
+
+
 def _table(heads: Sequence[str], rows: Sequence[str], class_: str | None = None) -> Html:
     """A table in an element that scrolls sideways if the table is too wide."""
     head = tag("thead", tag("tr", *(tag("th", each, scope="col") for each in heads))) if heads else Html("")

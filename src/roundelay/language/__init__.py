@@ -1,0 +1,1 @@
+"""Language models: characters of a text, predicted by a small GPT."""

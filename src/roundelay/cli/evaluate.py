@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from roundelay.cli.arguments import positive_int
 from roundelay.cli.tables import new_table, say, show, text
 
 HEADINGS = {
@@ -34,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="speech: evaluate on this folder with manifest.tsv, not on the run's own corpus",
     )
+    add(
+        "--passes",
+        metavar="N",
+        type=positive_int,
+        help="speech with fMLLR: how often to decode; each pass adapts to speakers by the words of the one before (default 2)",
+    )
     add("--json", action="store_true", help="print JSON")
 
 
@@ -43,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
 
     result = RunResult.read(args.run)
     with Console(stderr=True).status(f"evaluating {args.run} on {args.split}"):
-        figures = result.task_class.evaluate_run(args.run, args.split, args.corpus)
+        figures = result.task_class.evaluate_run(args.run, args.split, args.corpus, args.passes)
     if args.json:
         print(json.dumps(figures, indent=2))
     elif "wer" in figures:
@@ -66,6 +73,10 @@ def _show_words(figures: dict[str, Any], run: Path, suffix: str) -> None:
     say(f"WER {100 * figures['wer']:.2f} % [{low:.2f}, {high:.2f}] on {figures['corpus']}, {figures['split']}:")
     shown = figures | {"sentence_error": f"{100 * figures['sentence_error']:.1f} %"}
     _show_figures({heading: shown[name] for name, heading in HEADINGS.items()})
+    if len(figures["features"]) > 1:
+        wers = ", ".join(f"{100 * wer:.2f} %" for wer in figures["wer_by_pass"])
+        kinds = " + ".join(figures["features"])
+        say(f"Features {kinds}, adapted to {figures['speakers']} speakers. WER of each pass of decoding: {wers}.")
     unknown = figures["unknown_words"]
     if unknown:
         examples, times = ", ".join(list(unknown)[:8]), sum(unknown.values())

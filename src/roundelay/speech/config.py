@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from roundelay.errors import ConfigError, DataError, unknown
+from roundelay.speech.adaptation import KINDS, LOGMEL, IvectorConfig
 from roundelay.speech.augment import AugmentConfig
 from roundelay.speech.cache import find_corpus
 from roundelay.speech.corpora.catalogue import FROM_DATA_FOLDER, NAMES, NEED_A_FOLDER
@@ -45,6 +46,8 @@ class SpeechConfig(TaskConfig):
             in the states of its tree. Or a folder with phones.ctm, which `roundelay speech align` writes.
         states: states of the HMM. 0: three for each phone, or those of Kaldi's tree. Otherwise the maximum of tied triphones.
         window: frames of a training sample; 21 in the papers; 0: whole utterances.
+        features: logmel; fmllr: 40 features, transformed for each speaker; ivector: numbers that describe the speaker. Those
+            that are named are put side by side. All three give the papers' 260.
         allow_pipes: run the commands in Kaldi's wav.scp; only if you trust them.
     """
 
@@ -55,7 +58,9 @@ class SpeechConfig(TaskConfig):
     states: int = at_least(0, 0)
     window: int = at_least(0, 21)
     allow_pipes: bool = False
-    features: FeatureConfig = field(default_factory=FeatureConfig)
+    features: tuple[str, ...] = (LOGMEL,)
+    logmel: FeatureConfig = field(default_factory=FeatureConfig)
+    ivector: IvectorConfig = field(default_factory=IvectorConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     lm: LmConfig = field(default_factory=LmConfig)
@@ -72,6 +77,15 @@ def check(config: SpeechConfig) -> None:
         raise ConfigError(unknown("corpus", config.corpus, NAMES))
     if config.labels == PDFS and config.states:
         raise ConfigError(f"settings.states must be 0, since Kaldi's tree defines the states, got {config.states}")
+    for kind in config.features:
+        if kind not in KINDS:
+            raise ConfigError(unknown("settings.features", kind, KINDS))
+    if not config.features or len(set(config.features)) != len(config.features):
+        raise ConfigError(f"settings.features needs {', '.join(KINDS)}, each at most once, got {list(config.features)}")
+    if config.augment.bins and config.features[0] != LOGMEL:
+        raise ConfigError(
+            f"settings.augment.bins hides bins of {LOGMEL}, which must be first, got {list(config.features)}"
+        )
     if any(speed <= 0 for speed in config.augment.speeds):
         raise ConfigError(f"settings.augment.speeds must be above 0, got {list(config.augment.speeds)}")
 

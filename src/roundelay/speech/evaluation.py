@@ -15,15 +15,17 @@ from roundelay.speech.corpus import Utterance
 from roundelay.speech.feature_set import features
 from roundelay.speech.hub5 import PARTS, Turn, hub5
 from roundelay.speech.prepare import corpus_of
-from roundelay.speech.recognise import Recogniser, references
+from roundelay.speech.recognise import PASSES, Recogniser, references
 from roundelay.speech.score import Score, score
 from roundelay.speech.score_files import write_scores
 from roundelay.speech.segments import FRAME_SHIFT_S, Segments, write_ctm
 from roundelay.training.run_result import RunResult
 
 
-def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, Any]:
+def evaluate_run(run: Path, split: str, data: Path | None = None, passes: int = PASSES) -> dict[str, Any]:
     """WER and further figures of one split of the run's corpus, or of the manifest folder `data`.
+
+    `passes` is the number of times that speech is decoded if speakers are adapted to (`Recogniser.recognised_in_passes`).
 
     Writes recogs-*.txt, errs-*.txt, words-*.ctm and evaluation-*.json into the run, and problems-*.txt if there are problems.
     `real_time_factor` is the time for network and search, on all processors of this process, divided by the length of the speech.
@@ -31,13 +33,15 @@ def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, A
     recogniser = Recogniser.of_run(RunResult.read(run))
     corpus = manifest(data) if data else corpus_of(recogniser.config)
     chosen = corpus.split(split)
-    found = features(corpus, recogniser.config.features)
+    found = features(corpus, recogniser.config.logmel)
     frames, problems = found.of(chosen), found.problems_with(corpus)
     recogniser.prepare()
     began = time.perf_counter()
-    hypotheses = recogniser.recognised(frames)
+    by_pass = recogniser.recognised_in_passes(found, chosen, passes)
     elapsed_s = time.perf_counter() - began
-    result = score(references(chosen), {name: hypothesis.words for name, hypothesis in hypotheses.items()})
+    hypotheses = by_pass[-1]
+    scores = [score(references(chosen), {name: each.words for name, each in heard.items()}) for heard in by_pass]
+    result = scores[-1]
     suffix = f"{corpus.name}-{split}" if data else split
     write_scores(run, suffix, result)
     times = {name: recogniser.word_times(hypothesis) for name, hypothesis in hypotheses.items()}
@@ -53,6 +57,9 @@ def evaluate_run(run: Path, split: str, data: Path | None = None) -> dict[str, A
         "unusable": len(chosen) - len(frames),
         "problems": problems.counts(),
         "scales": asdict(recogniser.scales),
+        "features": list(recogniser.config.features),
+        "speakers": len({utterance.speaker for utterance in chosen}),
+        "wer_by_pass": [each.wer for each in scores],
     }
     problems.write(run / f"problems-{suffix}.txt")
     if corpus.stm and split == "test":

@@ -88,7 +88,7 @@ def features(corpus: Corpus, config: FeatureConfig | None = None, workers: int |
     with locked(folder.with_suffix(".lock")):
         if not (folder / "index.json").is_file():
             folder.mkdir(exist_ok=True)
-            _write(folder, corpus, _computed(corpus, config, workers or len(os.sched_getaffinity(0))))
+            write_features(folder, corpus.name, _computed(corpus, config, workers or len(os.sched_getaffinity(0))))
     return FeatureSet(folder)
 
 
@@ -117,7 +117,7 @@ def _computed(corpus: Corpus, config: FeatureConfig, workers: int) -> Iterator[S
         yield from pool.map(compute, speakers.values())
 
 
-def _write(folder: Path, corpus: Corpus, speakers: Iterable[SpeakerFeatures]) -> None:
+def write_features(folder: Path, name: str, speakers: Iterable[SpeakerFeatures]) -> None:
     """Write the frames of all speakers to one array, and then index.json, whose presence means that the set is complete."""
     index: list[tuple[str, int, int]] = []
     problems: list[tuple[str, str]] = []
@@ -139,7 +139,7 @@ def _write(folder: Path, corpus: Corpus, speakers: Iterable[SpeakerFeatures]) ->
             problems.extend(speaker.problems)
             audio_s += speaker.audio_s
         if not rows:
-            raise DataError(f"no utterance of {corpus.name} is usable; {'; '.join(Problems(problems).summary())}")
+            raise DataError(f"no utterance of {name} is usable; {'; '.join(Problems(problems).summary())}")
         out.seek(0)
         # NumPy pads headers, so that the final one has the same length.
         np.lib.format.write_array_header_1_0(out, _header(rows, dimension))

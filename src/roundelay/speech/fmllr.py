@@ -17,6 +17,7 @@ True
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +31,10 @@ from roundelay.speech.parallel import in_processes
 from roundelay.speech.segments import Ints
 
 SHRINKAGE = 200.0  # frames drawn from the model itself that are added to those of every speaker
-_SWEEPS = 20  # over all rows
-_REASSIGNMENTS = 3  # of frames to components, each followed by a new estimate
-_ADAPTIVE_ROUNDS = 4  # of transforms and Gaussians in turn
+_AT_ONCE = 500  # frames whose products ξ ξᵀ / σ² are in memory together
+_SWEEPS = 10  # over all rows
+_REASSIGNMENTS = 2  # of frames to components, each followed by a new estimate
+_ADAPTIVE_ROUNDS = 3  # of transforms and Gaussians in turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +50,7 @@ class RowStatistics:
         """Statistics of frames, each in one component."""
         precision_TD = 1 / gaussians.variance_SD[components_T]
         extended_TE = np.concatenate([frames_TD, np.ones((len(frames_TD), 1))], axis=1)
-        weighted = precision_TD[:, :, None] * extended_TE[:, None, :]
-        dimension, wide = weighted.shape[1:]
-        G = (weighted.reshape(-1, dimension * wide).T @ extended_TE).reshape(dimension, wide, wide)
+        G = np.matmul(extended_TE.T, precision_TD.T[:, :, None] * extended_TE)
         k = (precision_TD * gaussians.mean_SD[components_T]).T @ extended_TE
         return cls(G, k, float(len(frames_TD)))
 
@@ -81,22 +81,28 @@ class RowStatistics:
         W = identity(len(self.k)) if start is None else start.copy()
         inverse = np.linalg.inv(self.G)
         for _ in range(sweeps):
+            A_inverse = np.linalg.inv(W[:, :-1])
             for i in range(len(W)):
-                W[i] = self._row(i, W, inverse[i])
+                row = self._row(i, A_inverse[:, i], inverse[i])
+                # A changes by e_i dᵀ; Sherman and Morrison give its new inverse.
+                change = (row - W[i])[:-1] @ A_inverse
+                A_inverse -= np.outer(A_inverse[:, i], change) / (1 + change[i])
+                W[i] = row
         return W
 
-    def _row(self, i: int, W: Doubles, inverse_EE: Doubles) -> Doubles:
-        """w_i = (α p + k_i) G_i⁻¹, where p is row i of the cofactors of A, and α maximises β log|α a + b| − ½ α² a.
+    def _row(self, i: int, cofactors_D: Doubles, inverse_EE: Doubles) -> Doubles:
+        """w_i = (α p + k_i) G_i⁻¹, where α maximises β log|α a + b| − ½ α² a.
 
-        With a = p G_i⁻¹ pᵀ and b = p G_i⁻¹ k_iᵀ, both zeros of the derivative solve α² a + α b − β = 0.
+        p = (row i of the cofactors of A, 0), up to a factor, which α absorbs: column i of A⁻¹. With a = p G_i⁻¹ pᵀ and
+        b = p G_i⁻¹ k_iᵀ, both zeros of the derivative solve α² a + α b − β = 0.
         """
-        # Cofactors up to a factor, which α absorbs: column i of A⁻¹.
-        p = np.append(np.linalg.inv(W[:, :-1])[:, i], 0.0)
-        a, b = p @ inverse_EE @ p, p @ inverse_EE @ self.k[i]
-        root = np.sqrt(b * b + 4 * a * self.frames)
-        zeros = np.array([(-b + root) / (2 * a), (-b - root) / (2 * a)])
-        gains = self.frames * np.log(np.abs(zeros * a + b)) - 0.5 * zeros**2 * a
-        return np.asarray((zeros[gains.argmax()] * p + self.k[i]) @ inverse_EE)
+        p_E = inverse_EE[:, :-1] @ cofactors_D
+        a, b = p_E[:-1] @ cofactors_D, p_E @ self.k[i]
+        root = math.sqrt(b * b + 4 * a * self.frames)
+        alpha = max((-b + root, -b - root), key=lambda x: self.frames * math.log(abs(x / 2 + b)) - x * x / (8 * a)) / (
+            2 * a
+        )
+        return np.asarray(alpha * p_E + inverse_EE @ self.k[i])
 
 
 def identity(dimension: int) -> Doubles:
@@ -134,11 +140,15 @@ class SpeakerModel:
         """The transform of one speaker, from frames and their states."""
         W = identity(len(self.prior.k))
         said = [(frames_TD[at], labels_T[at]) for frames_TD, labels_T in utterances for at in [self.speech_S[labels_T]]]
+        if not said:
+            return W
+        frames_TD, labels_T = (np.concatenate(parts) for parts in zip(*said, strict=True))
         for _ in range(_REASSIGNMENTS):
+            components_T = self.mixtures.nearest(transformed(frames_TD, W), labels_T)
             seen = self.prior
-            for frames_TD, labels_T in said:
-                components_T = self.mixtures.nearest(transformed(frames_TD, W), labels_T)
-                seen = seen + RowStatistics.of(frames_TD, components_T, self.mixtures.components)
+            for first in range(0, len(frames_TD), _AT_ONCE):
+                block = slice(first, first + _AT_ONCE)
+                seen = seen + RowStatistics.of(frames_TD[block], components_T[block], self.mixtures.components)
             W = seen.transform(W)
         return W
 
@@ -150,6 +160,9 @@ class Transformed:
     features: FramesByUtterance
     transforms: Mapping[str, Doubles]
     speakers: Mapping[str, str]
+
+    def __contains__(self, id: object) -> bool:
+        return id in self.features
 
     def __getitem__(self, id: str) -> Floats:
         return transformed(self.features[id], self.transforms[self.speakers[id]])

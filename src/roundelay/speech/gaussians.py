@@ -18,6 +18,7 @@ Doubles = NDArray[np.float64]
 _VARIANCE_FLOOR = 0.01  # of the variance over all frames
 LEAST_VARIANCE = 1e-6  # of directions in which the features are constant
 _SPLIT = 0.5  # a Gaussian is split into two that lie this many standard deviations to either side of its mean
+BLOCK = 20_000  # frames that are assigned to components together
 _REASSIGNMENTS = 6  # of all frames to newly fitted Gaussians, after each round of splits
 
 
@@ -26,6 +27,9 @@ class FramesByUtterance(Protocol):
 
     def __getitem__(self, id: str, /) -> NDArray[Any]:
         """T×D features of one utterance."""
+
+    def __contains__(self, id: object, /) -> bool:
+        """Whether there are features of an utterance."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +47,12 @@ class Statistics:
         for frames_TD, labels_T in labelled:
             if not total.size:
                 total, square = np.zeros((2, num_states, frames_TD.shape[1]))
-            # Labels come in runs: sum each run first, since np.add.at is slow.
-            starts = np.flatnonzero(np.diff(labels_T, prepend=-1))
-            double = frames_TD.astype(np.float64)
-            np.add.at(total, labels_T[starts], np.add.reduceat(double, starts, axis=0))
-            np.add.at(square, labels_T[starts], np.add.reduceat(double**2, starts, axis=0))
-            count += np.bincount(labels_T, minlength=num_states)
+            order = np.argsort(labels_T, kind="stable")
+            states, starts, counts = np.unique(labels_T[order], return_index=True, return_counts=True)
+            sorted_TD = frames_TD[order].astype(np.float64)
+            total[states] += np.add.reduceat(sorted_TD, starts, axis=0)
+            square[states] += np.add.reduceat(sorted_TD**2, starts, axis=0)
+            count[states] += counts
         return cls(count, total, square)
 
 
@@ -122,10 +126,10 @@ class Mixtures:
         return self._of(self._assigned(labelled), self.number_S)
 
     def _assigned(self, labelled: Iterable[tuple[NDArray[Any], Ints]]) -> Statistics:
-        pairs = ((frames_TD, self.nearest(frames_TD, labels_T)) for frames_TD, labels_T in labelled)
+        pairs = ((frames_TD, self.nearest(frames_TD, labels_T)) for frames_TD, labels_T in _blocks(labelled))
         return Statistics.of(pairs, len(self.log_weight_C))
 
-    @property
+    @cached_property
     def number_S(self) -> Ints:
         """Number of components of each state."""
         return np.diff(np.append(self.first_S, len(self.log_weight_C))).astype(np.int32)
@@ -159,11 +163,14 @@ class Mixtures:
     def nearest(self, frames_TD: NDArray[Any], labels_T: Ints) -> Ints:
         """The most likely component of each frame among those of its state."""
         component_T = self.first_S[labels_T]
-        last_S = np.append(self.first_S[1:], len(self.log_weight_C))
-        for state in np.unique(labels_T):
-            inside = slice(self.first_S[state], last_S[state])
-            if inside.stop - inside.start > 1:
-                at = labels_T == state
+        if not len(labels_T):
+            return component_T
+        order = np.argsort(labels_T, kind="stable")
+        states, starts = np.unique(labels_T[order], return_index=True)
+        for state, at in zip(states, np.split(order, starts[1:]), strict=True):
+            first, number = self.first_S[state], self.number_S[state]
+            if number > 1:
+                inside = slice(first, first + number)
                 scores = self.components.log_likelihoods(frames_TD[at], inside) + self.log_weight_C[inside]
                 component_T[at] += scores.argmax(axis=1).astype(np.int32)
         return component_T
@@ -172,6 +179,20 @@ class Mixtures:
         """T×S ln p(x | s)."""
         weighted_TC = self.components.log_likelihoods(frames_TD) + self.log_weight_C
         return np.asarray(np.maximum.reduceat(weighted_TC, self.first_S, axis=1), dtype=np.float32)
+
+
+def _blocks(labelled: Iterable[tuple[NDArray[Any], Ints]]) -> Iterator[tuple[NDArray[Any], Ints]]:
+    """Utterances joined into blocks of about BLOCK frames, since work by state costs little more for a block than for one."""
+    frames: list[NDArray[Any]] = []
+    labels: list[Ints] = []
+    for frames_TD, labels_T in labelled:
+        frames.append(frames_TD)
+        labels.append(labels_T)
+        if sum(map(len, labels)) >= BLOCK:
+            yield np.concatenate(frames), np.concatenate(labels)
+            frames, labels = [], []
+    if labels:
+        yield np.concatenate(frames), np.concatenate(labels)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from roundelay.errors import ConfigError, DataError
+from roundelay.speech.adaptation import FMLLR, LOGMEL, Adaptation, Training, adapted_speakers
 from roundelay.speech.cache import cache_folder, fingerprint, locked, state_of
 from roundelay.speech.config import NAMED_LABELS, PDFS, LmConfig, SpeechConfig
 from roundelay.speech.corpora.catalogue import corpus
 from roundelay.speech.corpus import Corpus, Problems
-from roundelay.speech.feature_set import FeatureSet, features, features_key
+from roundelay.speech.decode import Decoder
+from roundelay.speech.feature_set import FeatureSet, features, features_key, write_features
+from roundelay.speech.graph import decoding_graph
 from roundelay.speech.hmm import Floats, Tying, log_priors, self_loops
 from roundelay.speech.labels import Labeller
 from roundelay.speech.lexicon import Lexicon
@@ -24,6 +27,8 @@ from roundelay.speech.segments import Ints, read_ctm
 from roundelay.speech.tree import tying_from_json
 
 VERSION = 5  # part of the cache's key: raise it when the labels change, so that old caches are not used
+ADAPTATION_VERSION = 1  # the same for adapted features
+ADAPTATION = "adaptation.npz"
 UNLABELLED = -1  # the label of a frame whose state is not known
 
 
@@ -34,6 +39,7 @@ class Prepared:
     Attributes:
         labels_N: the state of each row of `features.frames_NF`, or UNLABELLED.
         log_priors, self_loops: of the states, estimated on the training split.
+        adaptation: what made adapted features; None for log-mel features alone.
     """
 
     corpus: Corpus
@@ -43,6 +49,7 @@ class Prepared:
     labels_N: Ints
     log_priors: Floats
     self_loops: Floats
+    adaptation: Adaptation | None = None
 
     @cached_property
     def problems(self) -> Problems:
@@ -58,6 +65,17 @@ class Prepared:
                     found.add("no labels", utterance.id)
         return found
 
+    @property
+    def speakers(self) -> dict[str, str]:
+        """The speaker of each utterance."""
+        return {utterance.id: utterance.speaker for utterance in self.corpus.utterances}
+
+    def training_labels(self) -> dict[str, Ints]:
+        """The states of each utterance of the training split that has labels."""
+        rows = {u.id: self.features.rows(u.id) for u in self.corpus.split("train") if u.id in self.features}
+        labels = {name: self.labels_N[first:last] for name, (first, last) in rows.items()}
+        return {name: labels_T for name, labels_T in labels.items() if labels_T[0] != UNLABELLED}
+
     def spans(self, split: str) -> list[tuple[int, int]]:
         """First row and last row + 1 of each utterance of a split that has labels."""
         if split not in self.corpus.splits:
@@ -70,7 +88,7 @@ def prepared(config: SpeechConfig) -> Prepared:
     """Training data from the cache, or computed now. Processes that call this at the same time wait for the first."""
     speech = _with_times(config)
     lexicon = lexicon_of(speech)
-    feature_set = features(speech, config.features)
+    feature_set = features(speech, config.logmel)
     folder = cache_folder("labels") / f"{speech.name}-{_key(config, speech, lexicon)}"
     with locked(folder.with_suffix(".lock")):
         if not (folder / "states.json").is_file():
@@ -86,7 +104,34 @@ def prepared(config: SpeechConfig) -> Prepared:
             f"the lexicon {speech.lexicon} has phones that the tree of states lacks: {' '.join(missing)}; "
             "use the lexicon of the model that made the tree"
         )
-    return Prepared(speech, feature_set, lexicon, tying, labels_N, priors, loops)
+    ready = Prepared(speech, feature_set, lexicon, tying, labels_N, priors, loops)
+    return ready if config.features == (LOGMEL,) else _adapted(ready, config, folder.name)
+
+
+def _adapted(ready: Prepared, config: SpeechConfig, labels_key: str) -> Prepared:
+    """The same with features that are adapted to their speakers: those of training by its labels, others by a first pass."""
+    if ready.corpus.appended:
+        raise ConfigError(
+            f"settings.features must be ['{LOGMEL}'], since {ready.corpus.name} brings its own fMLLR features or i-vectors"
+        )
+    lm = language_model(config.lm, ready.corpus, ready.lexicon)
+    key = fingerprint(ADAPTATION_VERSION, labels_key, config.features, config.ivector, config.lm, lm.grams)
+    folder = cache_folder("features") / f"{ready.corpus.name}-{key}"
+    with locked(folder.with_suffix(".lock")):
+        if not (folder / "index.json").is_file():
+            folder.mkdir(exist_ok=True)
+            labels = ready.training_labels()
+            training = Training(ready.features, labels, ready.speakers, ready.tying)
+            adaptation = Adaptation.fit(config.features, training, config.ivector)
+            adaptation.save(folder / ADAPTATION)
+            decoder = Decoder(decoding_graph(ready.lexicon, lm, ready.tying)) if FMLLR in config.features else None
+            usable = [utterance for utterance in ready.corpus.utterances if utterance.id in ready.features]
+            speakers = adapted_speakers(adaptation, ready.features, usable, labels, decoder)
+            write_features(folder, ready.corpus.name, speakers)
+    adapted = FeatureSet(folder)
+    assert list(adapted) == list(ready.features), "rows of labels must be rows of adapted features"
+    adapted.problems, adapted.audio_s = ready.features.problems, ready.features.audio_s
+    return replace(ready, features=adapted, adaptation=Adaptation.load(folder / ADAPTATION))
 
 
 def corpus_of(config: SpeechConfig) -> Corpus:
@@ -149,7 +194,7 @@ def _key(config: SpeechConfig, speech: Corpus, lexicon: Lexicon) -> str:
     if config.labels == PDFS and speech.pdfs and speech.tree:
         pdfs = speech.pdfs.fingerprint(), state_of(speech.tree), state_of(speech.tree.with_name("phones.txt"))
     made_of = (config.labels, config.states, pdfs, said, words)
-    return fingerprint(VERSION, features_key(speech, config.features), *made_of)
+    return fingerprint(VERSION, features_key(speech, config.logmel), *made_of)
 
 
 def _write(folder: Path, labeller: Labeller) -> None:

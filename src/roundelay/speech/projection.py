@@ -52,6 +52,9 @@ class _Wide:
     features: FramesByUtterance
     projection: Projection
 
+    def __contains__(self, id: object) -> bool:
+        return id in self.features
+
     def __getitem__(self, id: str) -> Floats:
         return spliced(Projection(self.projection.principal_DK)(self.features[id]))
 
@@ -62,6 +65,9 @@ class Projected:
 
     features: FramesByUtterance
     projection: Projection
+
+    def __contains__(self, id: object) -> bool:
+        return id in self.features
 
     def __getitem__(self, id: str) -> Floats:
         return self.projection(self.features[id])

@@ -19,19 +19,21 @@ from numpy.typing import NDArray
 from torch import nn
 
 from roundelay.errors import ConfigError, DataError
+from roundelay.speech.adaptation import Adaptation, adapted_speakers
 from roundelay.speech.align import Aligner, Transcripts, aligned
 from roundelay.speech.config import SpeechConfig
-from roundelay.speech.corpus import Utterance
+from roundelay.speech.corpus import Corpus, Utterance
 from roundelay.speech.decode import Decoder, Hypothesis, Scales, decode_all, log_likelihoods
 from roundelay.speech.feature_set import features
 from roundelay.speech.features import speaker_features
+from roundelay.speech.gaussians import FramesByUtterance
 from roundelay.speech.graph import decoding_graph
 from roundelay.speech.hmm import Floats, Tying, phone_segments
 from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.lm import NGram
 from roundelay.speech.model import AcousticModel, log_posteriors
-from roundelay.speech.prepare import Prepared, corpus_of, language_model, prepared
-from roundelay.speech.segments import Segments
+from roundelay.speech.prepare import ADAPTATION, Prepared, corpus_of, language_model, prepared
+from roundelay.speech.segments import Ints, Segments
 from roundelay.speech.tree import tying_from_json
 from roundelay.speech.tuning import tuned
 from roundelay.speech.word_times import word_times
@@ -41,6 +43,7 @@ log = logging.getLogger("roundelay")
 
 NUMBERS_AT_ONCE = 2**28  # frames × states of likelihoods in memory at a time: 1 GiB, and as much for copies
 
+PASSES = 2  # of decoding, with fMLLR
 FOLDER = "recogniser"
 STATES, LEXICON, ARPA, SCALES = "states.json", "lexicon.txt", "lm.arpa", "scales.json"
 
@@ -66,6 +69,7 @@ class Recogniser:
     self_loops: Floats
     features: int  # of a frame
     scales: Scales = field(default_factory=Scales)
+    adaptation: Adaptation | None = None
 
     @classmethod
     def of_run(cls, run: RunResult) -> Recogniser:
@@ -81,7 +85,9 @@ class Recogniser:
         priors, loops = (np.array(states[name], dtype=np.float32) for name in ("log_priors", "self_loops"))
         module = run.with_weights(AcousticModel(states["features"], tying.num_states, config.model))
         lexicon, lm = Lexicon.read(folder / LEXICON, tying.silence), NGram.read(folder / ARPA)
-        return cls(module, config, tying, lexicon, lm, priors, loops, states["features"])._with_scales(folder)
+        adaptation = Adaptation.load(folder / ADAPTATION) if (folder / ADAPTATION).is_file() else None
+        recogniser = cls(module, config, tying, lexicon, lm, priors, loops, states["features"], adaptation=adaptation)
+        return recogniser._with_scales(folder)
 
     def _with_scales(self, folder: Path) -> Recogniser:
         """A copy with tuned scales. They are tuned and saved if scales.json is missing and the corpus has a validation split."""
@@ -95,7 +101,7 @@ class Recogniser:
                 return self
             log.info("tuning the scales on the validation split, once")
             chosen = corpus.split("valid")
-            frames = features(corpus, self.config.features).of(chosen)
+            frames = self.frames(features(corpus, self.config.logmel), chosen)
             decoder, trials = tuned(self._decoder, self._batches(frames), references(chosen))
             record = {"scales": asdict(decoder.scales), "trials": [asdict(trial) for trial in trials]}
             (folder / SCALES).write_text(json.dumps(record, indent=2))
@@ -127,6 +133,34 @@ class Recogniser:
             return [self.log_likelihoods(batches[0])]
         return _Reiterable(lambda: map(self.log_likelihoods, batches))
 
+    def frames(
+        self, base: FramesByUtterance, utterances: Iterable[Utterance], states: Mapping[str, Ints] | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """Features as the network takes them, adapted to their speakers if the run was trained so.
+
+        `base` holds log-mel features. Utterances that it lacks are left out. Without `states` a first pass finds them.
+        """
+        usable = [utterance for utterance in utterances if utterance.id in base]
+        if self.adaptation is None:
+            return {utterance.id: base[utterance.id] for utterance in usable}
+        speakers = adapted_speakers(self.adaptation, base, usable, states or {}, self._decoder)
+        return {name: frames for each in speakers for name, frames in zip(each.ids, each.frames, strict=True)}
+
+    def recognised_in_passes(
+        self, base: FramesByUtterance, utterances: Sequence[Utterance], passes: int
+    ) -> list[dict[str, Hypothesis]]:
+        """The hypotheses of each pass, the last one best. Only fMLLR needs more than one.
+
+        In the first pass Gaussians find the states that speakers are adapted by. In every further pass, the hypotheses of
+        the pass before give the states.
+        """
+        adapts = self.adaptation is not None and self.adaptation.model is not None
+        found = [self.recognised(self.frames(base, utterances))]
+        while len(found) < passes and adapts and found[0]:
+            states = {name: hypothesis.states_T for name, hypothesis in found[-1].items()}
+            found.append(self.recognised(self.frames(base, utterances, states)))
+        return found
+
     def recognised(self, frames: Mapping[str, NDArray[Any]]) -> dict[str, Hypothesis]:
         found: dict[str, Hypothesis] = {}
         for batch in self._batches(frames):
@@ -149,6 +183,15 @@ class Recogniser:
                 said = Hypothesis(tuple(texts[name].split()), states_T, 0.0, complete=True)
                 phones[name], words[name] = phone_segments(states_T, self.tying), self.word_times(said)
         return Times(phones, words, failed)
+
+    def aligned_corpus(self, corpus: Corpus) -> Times:
+        """Phone and word times of a whole corpus. Speakers are adapted to by the alignment of Gaussians."""
+        base, texts = features(corpus, self.config.logmel), references(corpus.utterances)
+        states: dict[str, Ints] = {}
+        if self.adaptation and self.adaptation.model:
+            transcripts = Transcripts(texts, self.lexicon, self.tying)
+            states = self.adaptation.gmm.aligned(base, transcripts, [name for name in texts if name in base]).labels
+        return self.times(self.frames(base, corpus.utterances, states), texts)
 
 
 class _Reiterable:
@@ -180,6 +223,8 @@ def save_recogniser(ready: Prepared, config: SpeechConfig, folder: Path) -> None
     (folder / SCALES).unlink(missing_ok=True)
     ready.lexicon.write(folder / LEXICON)
     language_model(config.lm, ready.corpus, ready.lexicon).write(folder / ARPA)
+    if ready.adaptation:
+        ready.adaptation.save(folder / ADAPTATION)
     states = {
         "features": ready.features.dimension,
         "tying": ready.tying.to_json(),
@@ -194,14 +239,17 @@ def references(utterances: Sequence[Utterance]) -> dict[str, str]:
     return {utterance.id: utterance.text for utterance in utterances}
 
 
-def transcribed(recogniser: Recogniser, files: Sequence[Path]) -> tuple[dict[Path, Hypothesis], list[str]]:
-    """The hypothesis of each audio file, and a line for each unusable file. Each file is normalised as its own speaker."""
-    frames: dict[str, NDArray[Any]] = {}
+def transcribed(
+    recogniser: Recogniser, files: Sequence[Path], passes: int, *, one_speaker: bool = False
+) -> tuple[dict[Path, Hypothesis], list[str]]:
+    """The hypothesis of each audio file, and a line for each problem. Every file is its own speaker, unless `one_speaker`."""
+    speaker = "speaker" if one_speaker else None
+    utterances = [Utterance(str(path), path, speaker or str(path), "", "test") for path in dict.fromkeys(files)]
+    base: dict[str, NDArray[Any]] = {}
     problems: list[str] = []
-    for path in files:
-        utterance = Utterance(str(path), path, str(path), "", "test")
-        found = speaker_features([utterance], recogniser.config.features)
-        frames |= dict(zip(found.ids, cast("list[NDArray[Any]]", found.frames), strict=True))
-        problems += [f"{kind}: {detail}" for kind, detail in found.problems if not found.ids]
-    hypotheses = recogniser.recognised(frames) if frames else {}
-    return {path: hypotheses[str(path)] for path in files if str(path) in hypotheses}, problems
+    for group in [utterances] if one_speaker else [[utterance] for utterance in utterances]:
+        found = speaker_features(group, recogniser.config.logmel)
+        base |= dict(zip(found.ids, cast("list[NDArray[Any]]", found.frames), strict=True))
+        problems += [f"{kind}: {detail}" for kind, detail in found.problems]
+    hypotheses = recogniser.recognised_in_passes(base, utterances, passes)[-1] if base else {}
+    return {path: hypotheses[str(path)] for path in dict.fromkeys(files) if str(path) in hypotheses}, problems

@@ -76,7 +76,7 @@ class Speech(Task):
         limit = self.config.augment.shift
         shift = torch.randint(-limit, limit + 1, (len(samples),), generator=generator).numpy() if limit else None
         frames_BTF, *others = self._gathered(*self._windows.rows(np.asarray(samples), shift))
-        return masked(frames_BTF, self.config.features.bins, self.config.augment, generator), *others
+        return masked(frames_BTF, self.config.logmel.bins, self.config.augment, generator), *others
 
     def _gathered(self, rows_BT: Rows, counts_BT: NDArray[np.bool_]) -> FramesAndStates:
         frames_BTF = self.prepared.features.frames_NF[rows_BT].astype(np.float32)
@@ -114,8 +114,9 @@ class Speech(Task):
         self.prepared.problems.write(run / run_directory.PROBLEMS)
 
     @classmethod
-    def evaluate_run(cls, run: Path, split: str, data: Path | None = None) -> dict[str, Any]:
+    def evaluate_run(cls, run: Path, split: str, data: Path | None = None, passes: int | None = None) -> dict[str, Any]:
         """Decode and score a split of the run's corpus, or of the corpus in the folder `data`, with the run's mean model."""
         from roundelay.speech.evaluation import evaluate_run
+        from roundelay.speech.recognise import PASSES
 
-        return evaluate_run(run, split, data)
+        return evaluate_run(run, split, data, passes or PASSES)

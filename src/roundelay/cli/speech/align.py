@@ -21,16 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Align all splits of the corpus, write the times, and name utterances that could not be aligned."""
     from roundelay.speech.corpora.manifest import manifest
-    from roundelay.speech.feature_set import features
     from roundelay.speech.prepare import corpus_of
-    from roundelay.speech.recognise import Recogniser, references
+    from roundelay.speech.recognise import Recogniser
     from roundelay.speech.segments import write_ctm
     from roundelay.training.run_result import RunResult
 
     recogniser = Recogniser.of_run(RunResult.read(args.run))
     corpus = manifest(args.corpus) if args.corpus else corpus_of(recogniser.config)
-    frames = features(corpus, recogniser.config.features).of(corpus.utterances)
-    found = recogniser.times(frames, references(corpus.utterances))
+    found = recogniser.aligned_corpus(corpus)
     folder: Path = args.out or args.run / "align"
     folder.mkdir(parents=True, exist_ok=True)
     write_ctm(folder / "phones.ctm", found.phones)

@@ -7,12 +7,22 @@ import json
 import sys
 from pathlib import Path
 
+from roundelay.cli.arguments import positive_int
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
     add("run", metavar="RUN", type=Path, help="folder of a finished run of speech recognition")
     add("files", metavar="FILE", type=Path, nargs="+", help="audio: WAV, FLAC, sphere, ...; any rate, any channels")
+    add("--one-speaker", action="store_true", help="all files are of one speaker (default: every file has its own)")
+    add(
+        "--passes",
+        metavar="N",
+        type=positive_int,
+        default=2,
+        help="with fMLLR: how often to decode; each pass adapts to speakers by the words of the one before (default 2)",
+    )
     add("--json", action="store_true", help="print JSON, with the times of the words")
 
 
@@ -22,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from roundelay.training.run_result import RunResult
 
     recogniser = Recogniser.of_run(RunResult.read(args.run))
-    hypotheses, problems = transcribed(recogniser, args.files)
+    hypotheses, problems = transcribed(recogniser, args.files, args.passes, one_speaker=args.one_speaker)
     if args.json:
         document = [
             {
@@ -38,4 +48,4 @@ def run(args: argparse.Namespace) -> int:
             print(f"{path}: {' '.join(hypothesis.words)}")
     for problem in problems:
         print(f"roundelay: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+    return 1 if len(hypotheses) < len(set(args.files)) else 0

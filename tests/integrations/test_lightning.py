@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 from regression import LEARNERS, dpsgd_by_matrix, vector
 
+from roundelay import Rendezvous
 from roundelay.weights.average import mean_module
 
 pytestmark = [
@@ -176,3 +178,21 @@ def test_lightnings_own_launchers(tmp_path, start_method):
 def test_import_of_roundelay_imports_no_integration():
     program = "import sys, roundelay; roundelay.Learner; print({'lightning', 'transformers', 'accelerate'} & set(sys.modules))"
     assert run("-c", program).stdout == "set()\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_straggler_delays_ddp_and_not_adpsgd(tmp_path, monkeypatch):
+    """4 learners, one 5 times slower: (3 + 1/5) / 4 of the speed of equal learners, against 1/5 with ddp."""
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", 4, PROGRAMS / "lightning_straggler.py"]
+    run(*torchrun, "ddp", tmp_path)
+    with Rendezvous(learners=4) as rendezvous:
+        monkeypatch.setenv("ROUNDELAY_TICKET", str(rendezvous.ticket))
+        run(*torchrun, "roundelay_adpsgd", tmp_path)
+    seconds, samples = {}, {}
+    for name in ("ddp", "roundelay_adpsgd"):
+        learners = [json.loads((tmp_path / f"{name} {rank}.json").read_text()) for rank in range(4)]
+        seconds[name] = max(learner["seconds"] for learner in learners)
+        samples[name] = sorted(sample for learner in learners for sample in learner["samples"])
+    assert samples["roundelay_adpsgd"] == samples["ddp"], "every sample is used once"
+    assert seconds["roundelay_adpsgd"] <= 1.3 / 4 * seconds["ddp"]

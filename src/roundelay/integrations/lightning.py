@@ -6,14 +6,16 @@ import contextlib
 import copy
 import logging
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
+from torch.utils.data import DataLoader
 
 from roundelay.errors import MissingExtraError, StrategyError, unknown
 from roundelay.learner import Learner
+from roundelay.sampler import ElasticSampler
 from roundelay.strategies.base import Strategy
 from roundelay.strategies.registry import strategy_named
 from roundelay.transport.collectives import NEVER
@@ -23,6 +25,7 @@ try:
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint, Timer
     from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
 except ImportError as error:
     raise MissingExtraError("training with Lightning", "lightning") from error
 
@@ -95,6 +98,11 @@ class RoundelayStrategy(DDPStrategy):
         with self._learner.accumulate() if self._learner else contextlib.nullcontext():
             yield
 
+    def process_dataloader(self, dataloader: object) -> object:
+        """Hide the length of a loader with an ElasticSampler: how many batches a learner gets is not known before."""
+        shared = isinstance(getattr(dataloader, "batch_sampler", None), ElasticSampler)
+        return _Unlimited(dataloader) if shared and isinstance(dataloader, DataLoader) else dataloader
+
     # The life of the learner -----------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
@@ -107,6 +115,7 @@ class RoundelayStrategy(DDPStrategy):
             )
         averaging = copy.deepcopy(self._averaging)  # so that a second fit begins anew
         if not averaging.synchronous:
+            _stop_meetings(self.lightning_module.trainer)
             _warn_of_meetings(self.lightning_module.trainer)
         self._learner = Learner(self.lightning_module, self.optimizers[0], averaging)
         if self._resumed_from is not None:
@@ -232,9 +241,34 @@ class RoundelayStrategy(DDPStrategy):
             strategy_registry.register(name, cls, description=f"Roundelay: {averaging}", averaging=averaging)
 
 
+class _Unlimited:
+    """A loader without a length, so that an epoch ends when the loader does."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+
 def _folder_of(filepath: str | Path) -> str:
     """The folder of the learners' states beside a checkpoint."""
     return f"{filepath}.learners"
+
+
+def _stop_meetings(trainer: Trainer) -> None:
+    """Keep Lightning (2.6) from a broadcast in every batch, which tells all ranks whether rank 0 was asked to stop.
+
+    With it all learners would wait for rank 0, and learners with different numbers of batches would mix up collectives. Each
+    learner looks for its own SIGTERM instead; launchers send it to all of them.
+    """
+
+    def look_for_own_signal() -> None:
+        if trainer.received_sigterm:
+            raise SIGTERMException
+
+    if hasattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"):
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = look_for_own_signal
 
 
 def _warn_of_meetings(trainer: Trainer) -> None:

@@ -205,3 +205,14 @@ def test_going_back_puts_later_checkpoints_aside(tmp_path):
     checkpoint.abandon_after(tmp_path, 100)
     assert [each.samples_seen for each in complete(tmp_path)] == [100]
     assert len(list(tmp_path.glob("abandoned-*/*/manifest.json"))) == 2
+
+
+def test_what_few_learners_save_does_not_remove_what_more_have_saved(tmp_path):
+    save_all(tmp_path, 100, learners=1)
+    save_all(tmp_path, 200, learners=3)  # such as the checkpoint of a stop
+    for samples_seen in (300, 400, 500):
+        save_all(tmp_path, samples_seen, learners=1)
+    assert [each.samples_seen for each in complete(tmp_path)] == [200, 400, 500]
+    for samples_seen in (600, 700):
+        save_all(tmp_path, samples_seen, learners=3)
+    assert [each.samples_seen for each in complete(tmp_path)] == [600, 700]

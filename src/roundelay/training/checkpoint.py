@@ -251,13 +251,16 @@ class Checkpoints:
     def _prune(self) -> None:
         """Remove checkpoints that are older than the newest `keep` complete ones, except the best one.
 
-        Newer incomplete checkpoints stay, because learners still write to them.
+        An older checkpoint of more learners stays: what few learners save must not replace what all had saved. Newer
+        incomplete checkpoints stay, because learners still write to them.
         """
-        names = sorted(path.parent.name for path in self.folder.glob(f"*/{MANIFEST}"))
-        best = self.best()
+        sizes = {each.folder.name: len(each.files) for each in complete(self.folder)}
+        newest, best = sorted(sizes)[-self._keep :], self.best()
+        most = max(sizes[name] for name in newest)
         for path in sorted(self.folder.iterdir()):
-            old = path.is_dir() and path.name < names[-self._keep :][0]
+            old = path.is_dir() and path.name < newest[0] and sizes.get(path.name, 0) <= most
             if old and (best is None or path.name != _name(best)):
+                (path / MANIFEST).unlink(missing_ok=True)  # first: a checkpoint with a manifest has all its files
                 shutil.rmtree(path, ignore_errors=True)
 
 

@@ -6,11 +6,13 @@ The other tests of faults set `data.sharding=dynamic`. Users do not, and that hi
 from __future__ import annotations
 
 import json
+import signal
 import time
 
 import pytest
 from commands import Command, events_of, logs_of, trains
 
+from roundelay.training import checkpoint
 from roundelay.transport.heartbeats import LOST_AFTER_S
 
 STRATEGIES = ["dpsgd", "allreduce", "delay-by-one", "delay-by-one-gradients", "adpsgd"]
@@ -36,13 +38,13 @@ def hurry(folder):
     (folder.parent / "hurry").touch()
 
 
-def assert_trained(folder, learners, epochs):
-    """The run used its whole budget, ended with so many learners, and no learner crashed."""
+def assert_trained(folder, learners, epochs, crashes=0):
+    """The run used its whole budget, ended with so many learners, and no other learner crashed."""
     results = json.loads((folder / "results.json").read_text())
     assert (results["samples"], results["learners"]) == (epochs * SAMPLES, learners)
     assert results["test"]["accuracy"] > 0.9
     assert "SIGABRT" not in logs_of(folder)
-    assert "Traceback" not in logs_of(folder)
+    assert logs_of(folder).count("Traceback") == crashes
 
 
 @pytest.mark.slow
@@ -81,9 +83,65 @@ def test_a_learner_joins_by_one_command(tmp_path, strategy):
 @slow_but("adpsgd")
 def test_a_learner_that_dies_before_its_first_step_is_left_out(tmp_path, strategy):
     """It has registered, so the others already know it as a member."""
-    folder, epochs = tmp_path / "run", 8
+    folder, epochs = tmp_path / "run", 20
     hurry(folder)
     with train(folder, strategy, epochs=epochs, PACED_FAULT="module:2") as run:
         said = run.finished()
     assert "learner 2 died (killed by SIGKILL); 3 live" in said
     assert_trained(folder, 3, epochs)
+
+
+@pytest.mark.parametrize("fault", ["raise:1", pytest.param("task:1", marks=pytest.mark.slow)])
+@slow_but("adpsgd")
+def test_a_learner_that_dies_before_it_registers_is_left_out(tmp_path, strategy, fault):
+    folder, epochs = tmp_path / "run", 20
+    hurry(folder)
+    with train(folder, strategy, epochs=epochs, PACED_FAULT=fault) as run:
+        said = run.finished()
+    reason = "killed by SIGKILL" if fault == "task:1" else "exit code 1: ZeroDivisionError: this task cannot be built"
+    assert f"died ({reason}); " in said
+    assert_trained(folder, 3, epochs, crashes=int(fault == "raise:1"))
+
+
+def test_too_many_learners_that_die_before_they_register_end_the_run_in_one_line(tmp_path):
+    folder = tmp_path / "run"
+    with train(folder, "adpsgd", "--set", "min_learners=4", PACED_FAULT="raise:1") as run:
+        assert run.ended() == 1
+        *_, last = run.said().splitlines()
+    assert (
+        "only 3 of 4 learners can come, fewer than the 4 that the run needs; the first that ended: exit code 1" in last
+    )
+    assert "nothing was saved" in last
+    assert list((folder / "checkpoints").iterdir()) == []
+
+
+@slow_but("adpsgd")
+def test_ctrl_c_stops_a_learner_that_has_joined_and_saves_what_all_have(tmp_path, strategy):
+    folder = tmp_path / "run"
+    with train(folder, strategy, "--learners", 2, epochs=400) as run:
+        run.wait_for(lambda: trains(folder, 0, 1), "training")
+        with Command("train", "--join", folder, PACED_FOLDER=str(tmp_path)) as joining:
+            joining.wait_for(lambda: trains(folder, 2), "third learner")
+            run.process.send_signal(signal.SIGINT)
+            assert run.ended() == 128 + signal.SIGINT, run.said()
+            assert "stopped and saved; go on with:" in run.said()
+            assert joining.ended() == 0, joining.said()
+            assert "left the run" in joining.said()
+    newest = checkpoint.choose(folder / "checkpoints")
+    assert sorted(newest.files) == [0, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_ctrl_c_in_the_terminal_of_a_learner_that_has_joined_takes_only_that_one_out(tmp_path, strategy):
+    folder, epochs = tmp_path / "run", 60
+    with train(folder, strategy, "--learners", 2, epochs=epochs) as run:
+        run.wait_for(lambda: trains(folder, 0, 1), "training")
+        with Command("train", "--join", folder, PACED_FOLDER=str(tmp_path)) as joining:
+            joining.wait_for(lambda: trains(folder, 2), "third learner")
+            joining.process.send_signal(signal.SIGINT)
+            assert joining.ended() == 128 + signal.SIGINT
+            assert "left the run" in joining.said()
+        hurry(folder)
+        run.finished()
+    assert_trained(folder, 2, epochs)

@@ -8,8 +8,10 @@ import pytest
 
 from roundelay.training import recipes
 from roundelay.training.recipes import resolve, table_of
-from roundelay.training.supervisor import ConnectionSettings, Supervisor, Worker, _sentence
+from roundelay.training.supervisor import ConnectionSettings, Supervisor
+from roundelay.training.verdict import sentence as sentence_of
 from roundelay.training.worker import WorkerSpec
+from roundelay.training.worker_process import Worker
 from roundelay.transport.security import Security
 
 SECRET = "5e" * 32
@@ -81,4 +83,4 @@ def test_the_command_that_resumes_a_run_is_that_of_train(tmp_path):
     ],
 )
 def test_events_are_shown_as_sentences(event, sentence):
-    assert _sentence(event | {"living": 3}) == sentence
+    assert sentence_of(event | {"living": 3}) == sentence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import shlex
 import sys
@@ -140,6 +141,9 @@ def _join_run(args: argparse.Namespace) -> int:
             info = client.ask_for_info()
     except OSError as error:
         raise UsageError(f"cannot join the run at {address}: {error}") from None
+    if not info.get("run"):
+        raise UsageError(f"the rendezvous at {address} has no run under way; start one by `roundelay train RECIPE`")
+    settings = dataclasses.replace(settings, joins=info["run"])
     folder = args.out or Path(info.get("folder", ""))
     config = recipes.resolve(run_directory.table(folder))
     allow_open_files(config.learners)
@@ -153,7 +157,6 @@ def _join_run(args: argparse.Namespace) -> int:
 
 def _train_in_world(config: Config, folder: Path, args: argparse.Namespace) -> int:
     """Train as one of the learners that torchrun or Slurm has started."""
-    import dataclasses
     import logging
 
     from roundelay.cluster.environment import gather_bytes, init

@@ -19,13 +19,17 @@ class StopRequest:
     Args:
         last_step: takes the number of steps that this learner has begun. Returns the number of steps after which all
             learners that step together end. The call may wait for these learners, so it runs in its own thread.
+
+    Attributes:
+        requested: whether the learner was asked to stop.
+        signalled: whether a signal has asked it.
     """
 
     def __init__(self, last_step: Callable[[int], int]) -> None:
         self._last_step = last_step
         self._begun = self._begun_at_request = 0
         self._limit: Future[int] = Future()
-        self.requested = False
+        self.requested = self.signalled = False
         self._wake_reader, self._wake_writer = os.pipe()
         threads.start("stop", self._agree)
 
@@ -37,6 +41,7 @@ class StopRequest:
             signal.signal(number, self._signalled)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self.signalled = True
         self.request()
 
     def request(self) -> None:

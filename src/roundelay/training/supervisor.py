@@ -6,13 +6,13 @@ torchrun ends all processes of a group when one of them fails. Here the other le
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
 import queue
 import secrets
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,15 +22,20 @@ from types import FrameType
 
 from roundelay.cluster.environment import LOOPBACK, host_store
 from roundelay.cluster.membership import Address
+from roundelay.cluster.rendezvous.client import RendezvousClient
+from roundelay.cluster.rendezvous.formation import SAY_EVERY_S, sentence as who_has_come
 from roundelay.cluster.rendezvous.messages import Message
 from roundelay.cluster.rendezvous.server import RendezvousServer, open_listener
 from roundelay.cluster.rendezvous.state import RendezvousState
+from roundelay.errors import RendezvousLostError
 from roundelay.training import recipes, run_directory
 from roundelay.training.build import strategy_of
 from roundelay.training.config import Config
 from roundelay.training.display import Display
 from roundelay.training.metrics import JsonLines
+from roundelay.training.verdict import Ending, sentence
 from roundelay.training.worker import WorkerSpec
+from roundelay.training.worker_process import Worker
 from roundelay.transport.security import Security
 
 LOOK_EVERY_S = 0.2
@@ -45,12 +50,14 @@ class ConnectionSettings:
         rendezvous: address of the rendezvous; None lets the supervisor run it.
         host: the interface that everything on this machine listens on.
         open_collectives: allow collectives, which have no authentication, on an interface other than the loopback.
+        joins: the identity of the run under way that the learners join; empty if they begin a run.
     """
 
     security: Security
     rendezvous: Address | None = None
     host: str = LOOPBACK
     open_collectives: bool = False
+    joins: str = ""
 
     @property
     def collectives_allowed(self) -> bool:
@@ -63,57 +70,13 @@ class ConnectionSettings:
         return cls(Security(secrets.token_bytes(32)))
 
 
-class Worker:
-    """A worker process on this machine.
+def identity_of(config: Config, folder: Path, resume_at: int | None) -> str:
+    """What tells a run apart from others: its directory, its configuration, and where it resumes.
 
-    Args:
-        spec: sent to the process.
-        log: the file that the process writes its output to.
-        threads: how many threads torch may use, unless OMP_NUM_THREADS is set.
-
-    Threads of torch that wait for each other sleep. If they kept a core busy instead, which is the default, a learner with two
-    threads would be up to 100 times slower on a machine whose cores other programs use.
+    All machines of a run have the same identity if they name the same directory.
     """
-
-    def __init__(self, spec: WorkerSpec, log: Path, threads: int) -> None:
-        self.log = log
-        inherited = {name: value for name, value in os.environ.items() if name not in spec.security}
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "roundelay.training.worker"],
-                env={"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"} | inherited,
-                stdin=subprocess.PIPE,  # stays open: it closes when this process ends, and the worker then stops
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C reaches the supervisor only, which passes it on once
-            )
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has ended already; see `exit_code`
-            self._process.stdin.write(spec.to_line())
-            self._process.stdin.flush()
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while the process runs; negative if a signal ended it."""
-        return self._process.poll()
-
-    def send(self, number: int) -> None:
-        """Send a signal if the process still runs."""
-        if self.exit_code is None:
-            self._process.send_signal(number)
-
-    def end(self) -> None:
-        """Kill the process if it still runs, and release its resources."""
-        self.send(signal.SIGKILL)
-        self._process.wait()
-        if self._process.stdin:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-
-    def last_line(self) -> str:
-        """The last line of the log."""
-        lines = self.log.read_text(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")
+    digest = hashlib.sha256(json.dumps([recipes.as_table(config), resume_at], sort_keys=True).encode()).hexdigest()
+    return f"{folder.resolve()} {digest[:8]}"
 
 
 class Supervisor:
@@ -151,7 +114,10 @@ class Supervisor:
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._stop_reason = ""
         self._server: RendezvousServer | None = None
+        self._client: RendezvousClient | None = None
         self._rendezvous = self._settings.rendezvous
+        self._identity = self._settings.joins or identity_of(config, folder, resume_at)
+        self._next_look_s = time.monotonic() + SAY_EVERY_S
 
     def run(self) -> int:
         """Run until all learners have ended. Returns the exit code.
@@ -163,6 +129,8 @@ class Supervisor:
         if self._rendezvous is None:
             results.unlink(missing_ok=True)
             store = self._open_rendezvous()
+        else:
+            self._client = RendezvousClient(self._rendezvous, self._settings.security)
         before = {number: signal.signal(number, self._signalled) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with Display(self.folder / run_directory.METRICS, self.config.learners) as display:
@@ -176,8 +144,15 @@ class Supervisor:
                 worker.end()
             if self._server is not None:
                 self._server.close()
+            if self._client is not None:
+                self._client.close()
             del store
-        return self._verdict(finished=results.exists())
+        first = self._signals[0] if self._signals else None
+        joined, count = self._settings.joins != "", len(self._workers)
+        ending = Ending(self.folder, self._resume_command, first, self._stop_reason, self._failed, count, joined)
+        said, code = ending.verdict()
+        sys.stderr.write(said)
+        return code
 
     def _open_rendezvous(self) -> object:
         """Run the rendezvous in this process, and write its address to the run's directory for learners that join later.
@@ -203,6 +178,8 @@ class Supervisor:
         if learner in self._workers:
             self._workers[learner].end()
         local_size = len(self._learners)
+        # If the id is not known yet, host name and process id make the name of the log unique among all machines.
+        name = f"learner-{learner}" if chosen else self._process_name(learner)
         spec = WorkerSpec(
             config=recipes.as_table(self.config),
             folder=str(self.folder),
@@ -213,9 +190,10 @@ class Supervisor:
             learner=learner if chosen else None,
             local_rank=learner % local_size,
             local_size=local_size,
+            run=self._identity,
+            joins=self._settings.joins != "",
+            process=self._process_name(learner),
         )
-        # If the id is not known yet, host name and process id make the name of the log unique among all machines.
-        name = f"learner-{learner}" if chosen else f"{platform.node()}-{os.getpid()}-{learner}"
         threads = max(1, len(os.sched_getaffinity(0)) // local_size)
         self._workers[learner] = Worker(spec, self.folder / "logs" / f"{name}.log", threads)
         self._failed.pop(learner, None)
@@ -231,8 +209,14 @@ class Supervisor:
         if learner in self._running:
             self._workers[learner].send(number)
 
+    @staticmethod
+    def _process_name(learner: int) -> str:
+        return f"{platform.node()}-{os.getpid()}-{learner}"
+
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
+        if self._server is not None:
+            self._server.stop(f"the supervisor got {signal.Signals(number).name}")  # learners of other supervisors, too
         for worker in self._workers.values():
             worker.send(signal.SIGTERM if len(self._signals) == 1 else signal.SIGKILL)
 
@@ -243,6 +227,7 @@ class Supervisor:
             self._meanwhile(self)
             display.update()
             self._show_events(display)
+            self._say_who_is_missing(display)
             if self._signals and not announced:
                 announced = True
                 display.say("stopping: every learner finishes its step and saves; press Ctrl-C again to kill them")
@@ -259,63 +244,33 @@ class Supervisor:
         display.gone(learner, how)
         if self._server is not None:
             self._server.died(learner, reason)
-        else:
+        elif self._client is not None:
+            self._client.report_death(self._process_name(learner), reason, self._identity)
             display.say(f"learner {learner} died ({reason})")
+
+    def _say_who_is_missing(self, display: Display) -> None:
+        """Every few seconds until the run begins: which learners have come, and where the others should connect."""
+        if display.samples_seen or time.monotonic() < self._next_look_s:
+            return
+        self._next_look_s = time.monotonic() + SAY_EVERY_S
+        missing = ""
+        with contextlib.suppress(RendezvousLostError):
+            if self._server is not None and not self._server.formed():
+                missing = self._server.waiting() or who_has_come(self.config.learners, ())
+            elif self._client is not None:
+                missing = self._client.ask_for_info().get("waiting", "")
+        if missing and self._rendezvous is not None:
+            display.say("waiting at {}:{}: {}".format(*self._rendezvous, missing))
 
     def _show_events(self, display: Display) -> None:
         """Write the events of the rendezvous to the metrics, and show them."""
         while not self._events.empty():
             event = self._events.get()
-            if event["event"] == "left":  # every learner leaves at the end of a run
+            if event["event"] in ("left", "waiting"):  # every learner leaves at the end; see `_say_who_is_missing`
                 continue
             sink = JsonLines(self.folder / run_directory.METRICS)
             sink.write(event | {"elapsed_s": display.elapsed_s, "samples_seen": display.samples_seen})
             sink.close()
             if event["event"] == "stopping":
                 self._stop_reason = event["reason"]
-            display.say(_sentence(event))
-
-    def _verdict(self, *, finished: bool) -> int:
-        """Print how the run ended, and what to do next; return the exit code."""
-        say, again = sys.stderr.write, f"  {self._resume_command}\n"
-        if finished and not self._failed.keys() >= self._workers.keys():
-            say(self._summary())
-            return 0
-        if self._stop_reason:
-            say(f"roundelay: error: {self._stop_reason}; the run was saved and stopped; go on with:\n{again}")
-            return 1
-        if self._signals and not self._failed:
-            say(f"stopped and saved; go on with:\n{again}")
-            return 128 + self._signals[0]
-        first = next(iter(self._failed), None)
-        why = "no learner finished it" if first is None else f"learner {first} was lost first ({self._failed[first]})"
-        say(f"roundelay: error: the run ended early: {why}; logs are in '{self.folder / 'logs'}'\n")
-        if any((self.folder / "checkpoints").glob("*/manifest.json")):
-            say(f"go on from the last checkpoint with:\n{again}")
-        return 128 + self._signals[0] if self._signals else 1
-
-    def _summary(self) -> str:
-        results = json.loads((self.folder / run_directory.RESULTS).read_text())
-        lines = []
-        for split in ("valid", "test"):
-            figures = ", ".join(f"{name} {value:.4f}" for name, value in results[split].items())
-            lines.append(f"mean model, {split}: {figures}")
-        for learner, reason in self._failed.items():
-            lines.append(f"learner {learner} was lost on the way ({reason}); its log: '{self._workers[learner].log}'")
-        problems = self.folder / run_directory.PROBLEMS
-        if problems.is_file():
-            count = len(problems.read_text(encoding="utf-8").splitlines())
-            lines.append(f"{count} problems with the data, one line each: '{problems}'")
-        lines.append(f"finished in {results['elapsed_s']:.1f} s: {self.folder / run_directory.MODEL}")
-        return "\n".join(lines) + "\n"
-
-
-def _sentence(event: Message) -> str:
-    """The event as a line for the terminal."""
-    learner = "" if event["learner"] is None else f"learner {event['learner']} "
-    reason = f" ({event['reason']})" if event["reason"] else ""
-    if event["event"] == "recovered":
-        return f"recovered after {event['seconds']:.1f} s: {event['living']} learners go on"
-    if event["event"] == "stopping":
-        return f"stopping: {event['reason']}"
-    return f"{learner}{event['event']}{reason}; {event['living']} live"
+            display.say(sentence(event))

@@ -13,7 +13,7 @@ from roundelay.cluster.endpoint import Endpoint
 from roundelay.cluster.environment import World
 from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.elastic import ElasticGroup, Progress, TrainingState
-from roundelay.errors import DivergedError, DroppedError, MembershipChangedError, PeerLostError
+from roundelay.errors import DivergedError, DroppedError, MembershipChangedError, PeerLostError, RoundelayError
 from roundelay.learner import Learner
 from roundelay.training import run_directory
 from roundelay.training.audit import Audit
@@ -32,6 +32,10 @@ from roundelay.training.stopping import StopRequest
 from roundelay.training.task import Batch, Task
 
 log = logging.getLogger("roundelay")
+
+
+class LeftError(RoundelayError):
+    """This learner has joined a run, and leaves it before its end."""
 
 
 class Trainer:
@@ -85,19 +89,20 @@ class Trainer:
         self._stop: StopRequest | None = None
         self._stopping = False
 
-    def run(self, checkpoint: Checkpoint | None = None, *, joins: bool = False) -> bool:
+    def run(self, checkpoint: Checkpoint | None = None, *, joins: bool = False, guest: bool = False) -> bool:
         """Train until the budget is used up or a signal asks to stop; True if the budget is used up.
 
         Args:
             checkpoint: to resume from.
             joins: the other learners are under way, and this learner takes its weights from them.
+            guest: the learner did not begin the run. If a signal asks it to stop, it leaves, and the run goes on.
 
         Raises DivergedError if the gradients of this learner stay non-finite.
         """
         torch.manual_seed(learner_seed(self.config, self.id))
         resumed = resumed_from(checkpoint, self.world.rank, self.world.size, self.partition)
         self._begin(resumed, ready=not joins)
-        self.client.on_stop = self._asked_to_stop
+        self.client.on_stop, self._guest = self._asked_to_stop, guest
         dropped = False
         while True:
             try:
@@ -110,6 +115,10 @@ class Trainer:
                 break
             except DivergedError as error:
                 raise DivergedError(f"{error}; {self.saver.last_checkpoint()}") from None
+            except LeftError as error:
+                log.warning("learner %d leaves the run: %s", self.id, error)
+                finished = False
+                break
             except DroppedError as error:
                 log.warning("learner %d was dropped (%s) and joins again", self.id, error)
                 dropped = True
@@ -162,6 +171,8 @@ class Trainer:
             self.group.follow(self.learner)
             draws = self.position.draws(self.client, self._used_before, lambda: self._draws_used, joined=joined)
             finished = self._train(draws)
+            if not finished and self._leaves_alone():
+                raise LeftError("it was asked to")
             self._finish() if finished else self._save_stop()
         return finished
 
@@ -209,13 +220,26 @@ class Trainer:
         if self._stop is not None:
             self._stop.request()
 
+    def _leaves_alone(self) -> bool:
+        """Whether this learner was asked to stop, and the run was not."""
+        return self._guest and not self._stopping
+
+    def _last_step(self, begun: int) -> int:
+        together = self._synchronous or self.partition.members > 1
+        return self.client.last_step(begun) if together and not self._leaves_alone() else begun
+
+    def _check_membership(self) -> None:
+        """Raise DroppedError if the run goes on without this learner, LeftError if it has joined a run that has ended."""
+        self.client.check()
+        if self._guest and self.learner.membership.size == 1 and not self.client.connected:
+            raise LeftError("the rendezvous and all other learners are gone")
+
     # Steps ----------------------------------------------------------------------------------------------------------------
 
     def _train(self, draws: Draws) -> bool:
         """Take steps until the budget is used up (True) or a stop is requested (False)."""
-        together = self._synchronous or self.partition.members > 1
         asked = self._stopping or (self._stop is not None and self._stop.requested)
-        stop = self._stop = StopRequest(self.client.last_step if together else lambda begun: begun)
+        stop = self._stop = StopRequest(self._last_step)
         stop.listen()
         if asked:
             stop.request()
@@ -227,7 +251,7 @@ class Trainer:
                 for draw, samples, batch in batches(
                     self.task, part.chunks, draws, member=part.member, members=part.members, workers=workers
                 ):
-                    self.client.check()
+                    self._check_membership()
                     if not stop.begin_step():
                         return False
                     self._step(draw, samples, self.task.to_device(batch, self.world.device))

@@ -56,6 +56,9 @@ class WorkerSpec:
         learner: the id of this learner; None lets the rendezvous choose.
         local_rank: rank among the learners of this machine.
         local_size: number of learners on this machine.
+        run: the identity of the run, which tells it apart from other runs at the same rendezvous.
+        joins: the run is under way.
+        process: the name under which the supervisor reports the end of this process.
     """
 
     config: dict[str, Any]
@@ -67,6 +70,9 @@ class WorkerSpec:
     learner: int | None
     local_rank: int
     local_size: int
+    run: str = ""
+    joins: bool = False
+    process: str = ""
 
     def to_line(self) -> bytes:
         """One line of JSON."""
@@ -97,7 +103,9 @@ def train_supervised(spec: WorkerSpec) -> bool:
                 "not allow that: start it with --open-collectives in a network that you trust, or use adpsgd"
             )
         endpoint = TcpEndpoint(spec.host, security, spec.local_size, store if collectives else None)
-        living = client.register(run_spec(config), endpoint.open(), spec.learner).membership
+        run = run_spec(config, identity=spec.run)
+        view = client.register(run, endpoint.open(), spec.learner, joins=spec.joins, process=spec.process)
+        living = view.membership
         assert client.id is not None
         os.environ[LEARNER] = str(client.id)
         local_size = living.size if spec.host == LOOPBACK else min(spec.local_size, living.size)
@@ -105,7 +113,7 @@ def train_supervised(spec: WorkerSpec) -> bool:
         resume_at = None if client.joining else spec.resume_at  # a learner that joins takes its weights from the others
         resumed = None if resume_at is None else checkpoint.at(folder / "checkpoints", resume_at)
         trainer = Trainer(config, folder, task, world, client=client, endpoint=endpoint)
-        return trainer.run(resumed, joins=client.joining)
+        return trainer.run(resumed, joins=client.joining, guest=spec.joins)
 
 
 def train_in_world(config: Config, folder: Path, world: World, resume_at: int | None) -> bool:
@@ -130,7 +138,7 @@ def train_in_world(config: Config, folder: Path, world: World, resume_at: int | 
         return trainer.run(resumed)
 
 
-def run_spec(config: Config, local_size: int | None = None) -> RunSpec:
+def run_spec(config: Config, local_size: int | None = None, *, identity: str = "") -> RunSpec:
     """What the rendezvous must know about a run.
 
     With a synchronous strategy all learners are one stop group. Otherwise every super-learner is its own stop group.
@@ -138,7 +146,7 @@ def run_spec(config: Config, local_size: int | None = None) -> RunSpec:
     size = config.learners
     synchronous = strategy_of(config, local_size).synchronous
     members = size if synchronous else config.group_size or local_size or size
-    return RunSpec(size, tuple(learner // members for learner in range(size)), config.min_learners)
+    return RunSpec(size, tuple(learner // members for learner in range(size)), config.min_learners, identity)
 
 
 def _stop_with_the_supervisor() -> None:

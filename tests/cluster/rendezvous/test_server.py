@@ -76,13 +76,14 @@ def test_the_loss_of_a_learner_is_announced_to_the_other_with_the_reason():
 
 
 def test_an_unauthenticated_connection_is_refused_and_counted_and_changes_nothing():
-    with serving() as server, registered(server) as (first, _):
+    with serving() as server, registered(server) as (first, second):
         with pytest.raises((HandshakeError, ConnectionError)):
             RendezvousClient(server.address, Security(bytes(32)))
         with socket.create_connection(server.address) as garbage:
             garbage.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20)
         wait_until(lambda: server.refused.counts.total() >= 2)
         first.declare_budget(1, [])
+        second.declare_budget(1, [])
         assert first.draw(0, 0, 0) == 0
 
 
@@ -94,6 +95,7 @@ def test_a_member_that_sends_nonsense_loses_its_connection_and_nothing_else(nons
         second._connection.send(nonsense)
         wait_until(lambda: server.refused.counts.total() == 1)
         first.declare_budget(1, [])
+        second.declare_budget(1, [])
         assert first.draw(0, 0, 0) == 0
 
 
@@ -156,6 +158,7 @@ def test_a_silent_unauthenticated_connection_does_not_block_learners():
 def test_a_message_larger_than_a_packet_arrives_whole():
     with serving() as server, registered(server) as (first, second):
         first.declare_budget(10, [])
+        second.declare_budget(10, [])
         large = list(range(100_000))
         assert len(packed({"kind": "barrier", "value": large})) > 2**19
         with ThreadPoolExecutor(2) as pool:

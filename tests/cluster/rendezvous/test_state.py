@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from roundelay.cluster.rendezvous.state import AWAY_S, NEVER_FORMED, RendezvousState
+from roundelay.cluster.rendezvous.members import NEVER_FORMED
+from roundelay.cluster.rendezvous.run_state import AWAY_S
+from roundelay.cluster.rendezvous.state import RendezvousState
 from roundelay.transport.heartbeats import BEAT_S, LOST_AFTER_S
 
 
@@ -28,10 +30,15 @@ class FakeConnection:
 class Rendezvous:
     """A state, its clock, its events and the connections of learners."""
 
-    def __init__(self, expected, stop_groups=None, min_learners=1):
+    def __init__(self, expected, stop_groups=None, min_learners=1, identity="first"):
         self.time, self.events, self.connections, self.numbers = 0.0, [], {}, {}
         stop_groups = list(range(expected) if stop_groups is None else stop_groups)
-        self.run = {"expected": expected, "stop_groups": stop_groups, "min_learners": min_learners}
+        self.run = {
+            "expected": expected,
+            "stop_groups": stop_groups,
+            "min_learners": min_learners,
+            "identity": identity,
+        }
         self.state = RendezvousState(lambda: self.time, self.events.append, {"folder": "here"})
 
     def register(self, learner, generation=NEVER_FORMED, **more):
@@ -264,7 +271,8 @@ def test_a_lost_learner_does_not_keep_the_others_from_stopping():
 
 def test_all_learners_that_stop_get_the_same_boundary():
     rendezvous = formed(2)
-    rendezvous.now(0, "budget", total=10, used=[])
+    for learner in (0, 1):
+        rendezvous.now(learner, "budget", total=10, used=[])
     rendezvous.draw(0, 0)
     assert rendezvous.now(0, "stop_boundary")["number"] == 1
     rendezvous.draw(0, 1)
@@ -364,8 +372,133 @@ def test_whatever_happens_every_number_is_used_and_generations_grow(events, tota
 )
 def test_a_message_without_a_required_field_raises_and_changes_nothing(message):
     rendezvous = formed(2)
-    rendezvous.now(0, "budget", total=3, used=[])
+    for learner in (0, 1):
+        rendezvous.now(learner, "budget", total=3, used=[])
     with pytest.raises((KeyError, TypeError, ValueError, IndexError)):
         rendezvous.state.handle(rendezvous.connections[0], message)
     assert rendezvous.state.living == [0, 1]
     assert rendezvous.draw(1, 0) == 0  # and what others ask is answered
+
+
+def test_a_process_that_ends_before_it_registers_is_not_waited_for():
+    rendezvous = Rendezvous(3)
+    first = rendezvous.register(0)
+    rendezvous.state.died(1, "killed by SIGKILL")
+    assert not first.of("reply")
+    rendezvous.register(2)
+    (answer,) = first.of("reply")
+    assert sorted(answer["living"]) == ["0", "2"]
+    assert rendezvous.reported() == [("died", 1)]
+
+
+def test_a_process_without_an_id_that_ends_before_it_registers_is_not_waited_for():
+    rendezvous = Rendezvous(2)
+    gone = {"kind": "process_died", "run": "first", "process": "host-7-0", "reason": "exit code 1"}
+    rendezvous.state.handle(FakeConnection(), gone)
+    assert rendezvous.register(0).of("reply")[0]["living"].keys() == {"0"}
+
+
+def test_a_learner_that_registers_and_dies_before_the_others_come_is_not_waited_for():
+    rendezvous = Rendezvous(3)
+    rendezvous.register(0)
+    rendezvous.state.died(0, "killed by SIGKILL")
+    first = rendezvous.register(1)
+    assert not first.of("reply")
+    rendezvous.register(2)
+    assert sorted(first.of("reply")[0]["living"]) == ["1", "2"]
+
+
+def test_a_process_that_is_started_again_before_the_run_begins_is_waited_for():
+    rendezvous = Rendezvous(2)
+    rendezvous.state.died(1, "killed by SIGKILL")
+    rendezvous.register(1)
+    assert not rendezvous.connections[1].of("reply")
+    rendezvous.register(0)
+    assert sorted(rendezvous.connections[1].of("reply")[0]["living"]) == ["0", "1"]
+
+
+def test_a_run_that_can_never_have_enough_learners_fails_at_once_and_says_why():
+    rendezvous = Rendezvous(3, min_learners=3)
+    waiting = rendezvous.register(0)
+    rendezvous.state.died(1, "exit code 1: ZeroDivisionError")
+    (answer,) = waiting.of("reply")
+    assert answer["refused"] == (
+        "only 2 of 3 learners can come, fewer than the 3 that the run needs; the first that ended: "
+        "exit code 1: ZeroDivisionError"
+    )
+    assert rendezvous.register(2).of("reply")[0]["refused"] == answer["refused"]
+    assert rendezvous.reported() == [("died", 1), ("stopping", None)]
+
+
+def test_while_learners_are_missing_it_says_at_once_and_every_five_seconds_which_have_come():
+    rendezvous = Rendezvous(3)
+    rendezvous.wait(20)
+    assert rendezvous.events == []  # nothing is expected yet
+    rendezvous.register(1)
+    rendezvous.wait(BEAT_S, heartbeats_of=(1,))
+    assert [event["reason"] for event in rendezvous.events] == ["1 of 3 learners have come (1); missing: 0, 2"]
+    rendezvous.wait(10.0, heartbeats_of=(1,))
+    assert len(rendezvous.events) == 3
+    rendezvous.register(0)
+    rendezvous.register(2)
+    rendezvous.wait(20, heartbeats_of=(0, 1, 2))
+    assert len(rendezvous.events) == 3
+
+
+def other_run(rendezvous, learner, identity, **more):
+    """The reply to a learner of another run."""
+    return rendezvous.register(learner, run=rendezvous.run | {"identity": identity}, **more).of("reply")
+
+
+def test_a_learner_of_another_run_is_refused_while_this_run_lives_and_changes_nothing():
+    rendezvous = formed(2)
+    (answer,) = other_run(rendezvous, 2, "second")
+    assert answer["refused"].startswith("this rendezvous serves the run 'first', not 'second'")
+    (answer,) = other_run(rendezvous, 0, "second", generation=3, living={}, used=[], total=None)
+    assert "refused" in answer
+    assert rendezvous.state.living == [0, 1]
+    assert rendezvous.events == []
+
+
+@pytest.mark.parametrize("identity", ["first", "second"])
+def test_a_rendezvous_serves_the_next_run_once_all_learners_of_the_last_have_left(identity):
+    rendezvous = formed(2)
+    for learner in (0, 1):
+        rendezvous.state.handle(rendezvous.connections[learner], {"kind": "leave", "failure": ""})
+    last = rendezvous.state.generation
+    assert other_run(rendezvous, 0, identity) == []  # it waits for the other one
+    (answer,) = other_run(rendezvous, 1, identity)
+    assert answer["generation"] > last  # process groups of the two runs must not share keys
+    assert not answer["joining"]
+
+
+def test_a_run_that_has_ended_cannot_be_joined():
+    rendezvous = formed(1)
+    rendezvous.state.handle(rendezvous.connections[0], {"kind": "leave", "failure": ""})
+    (answer,) = other_run(rendezvous, 5, "first", joins=True)
+    assert answer["refused"] == "the run has no learners that this one could join"
+
+
+def test_a_stop_reaches_all_learners_also_those_that_joined_and_no_other_can_join():
+    rendezvous = formed(2)
+    rendezvous.join(2)
+    rendezvous.state.stop("Ctrl-C")
+    for learner in (0, 1, 2):
+        assert [message["reason"] for message in rendezvous.connections[learner].of("stop")] == ["Ctrl-C"]
+    assert rendezvous.register(3, joins=True).of("reply")[0]["refused"] == "this run is being stopped (Ctrl-C)"
+
+
+def test_if_one_learner_of_a_stop_group_stops_all_of_the_group_are_asked_to():
+    rendezvous = formed(4, stop_groups=[0, 0, 1, 1])
+    rendezvous.ask(0, "last_step", begun=7)
+    assert [bool(rendezvous.connections[learner].of("stop")) for learner in range(4)] == [False, True, False, False]
+
+
+def test_learners_that_joined_are_asked_to_stop_once_all_that_began_the_run_have_stopped():
+    rendezvous = formed(2)
+    rendezvous.join(2)
+    rendezvous.now(0, "stop_boundary")
+    assert not rendezvous.connections[2].of("stop")
+    rendezvous.now(1, "stop_boundary")
+    assert rendezvous.connections[2].of("stop")
+    assert not rendezvous.connections[1].of("stop")

@@ -16,7 +16,7 @@ from roundelay.cluster.rendezvous.connection import PATIENCE_S, ReconnectingConn
 from roundelay.cluster.rendezvous.members import NEVER_FORMED, RunSpec
 from roundelay.cluster.rendezvous.messages import Message, MessageConnection
 from roundelay.cluster.rendezvous.server import RENDEZVOUS
-from roundelay.errors import DroppedError, HandshakeError, RendezvousLostError
+from roundelay.errors import DroppedError, HandshakeError, LaunchError, RendezvousLostError
 from roundelay.transport import handshake
 from roundelay.transport.handshake import Hello, Purpose
 from roundelay.transport.security import Security
@@ -68,6 +68,7 @@ class RendezvousClient:
         self.registrations, self.closed = 0, False
         self._own_address: Address = ("", 0)
         self._run: Message = {}
+        self._process = ""
         self._budget = LocalBudget()
         try:
             self._connection = ReconnectingConnection(self._connect, self._received, self._register_again)
@@ -99,6 +100,11 @@ class RendezvousClient:
         """Why the run goes on without this learner; None if it does not."""
         return self._connection.dropped
 
+    @property
+    def connected(self) -> bool:
+        """Whether the rendezvous can be reached at the moment."""
+        return self._connection.connected
+
     # Membership ----------------------------------------------------------------------------------------------------------
 
     def ask_for_info(self) -> Message:
@@ -106,7 +112,9 @@ class RendezvousClient:
         info: Message = self._connection.ask("info")["info"]
         return info
 
-    def register(self, run: RunSpec, address: Address, wanted: int | None) -> View:
+    def register(
+        self, run: RunSpec, address: Address, wanted: int | None, *, joins: bool = False, process: str = ""
+    ) -> View:
         """Take part as learner `wanted`, or with an id that the rendezvous chooses.
 
         Waits until all learners that begin together have registered.
@@ -115,22 +123,31 @@ class RendezvousClient:
             run: the same from every learner.
             address: where this learner listens for peers.
             wanted: the id.
+            joins: the run must be under way.
+            process: the name under which the supervisor reports the end of this process.
+
+        Raises LaunchError if the rendezvous serves another run, or if this run cannot begin or be joined.
         """
-        self._run = asdict(run)
-        return self._register(address, wanted)
+        self._run, self._process = asdict(run), process
+        return self._register(address, wanted, joins=joins)
 
     def rejoin(self, address: Address) -> View:
         """Register again after DroppedError, with the same id."""
-        return self._register(address, self.id)
+        return self._register(address, self.id, joins=True)
 
-    def _register(self, address: Address, wanted: int | None) -> View:
+    def _register(self, address: Address, wanted: int | None, *, joins: bool) -> View:
         self._own_address, self._connection.dropped = address, None
-        reply = self._ask("register", id=wanted, address=address, generation=NEVER_FORMED, run=self._run)
+        fields: Message = {"id": wanted, "address": address, "generation": NEVER_FORMED, "run": self._run}
+        reply = self._ask("register", **fields, joins=joins, process=self._process)
         self.id, self.info, self.view = int(reply["id"]), reply["info"], View.from_message(reply)
         self.joining = bool(reply["joining"])
         self.registrations += 1
         self.elapsed_s, self.given = float(reply["elapsed_s"]), int(reply["given"])
         return self.view
+
+    def report_death(self, process: str, reason: str, run: str = "") -> None:
+        """Say that a process of the run `run` has ended; for a supervisor, which does not register."""
+        self._connection.send({"kind": "process_died", "run": run, "process": process, "reason": reason})
 
     def ready(self) -> None:
         """Say that this learner, which joins, can be reached by its peers."""
@@ -224,6 +241,8 @@ class RendezvousClient:
         reply = self._connection.ask(kind, patience_s, repeat=repeat, **fields)
         if "dropped" in reply:
             raise DroppedError(reply["dropped"])
+        if "refused" in reply:
+            raise LaunchError(reply["refused"])
         return reply
 
     def _connect(self) -> MessageConnection:
@@ -252,6 +271,7 @@ class RendezvousClient:
             id=self.id,
             address=self._own_address,
             run=self._run,
+            process=self._process,
             generation=membership.generation,
             living={str(learner): addresses[learner] for learner in membership.living},
             total=self._budget.total,
@@ -263,9 +283,10 @@ class RendezvousClient:
         if registered.exception() is not None:
             return
         reply = registered.result()
-        if "dropped" in reply:
-            log.warning("learner %s was dropped: %s", self.id, reply["dropped"])
-            self._connection.drop(reply["dropped"])
+        reason = reply.get("dropped", reply.get("refused"))
+        if reason is not None:
+            log.warning("learner %s was dropped: %s", self.id, reason)
+            self._connection.drop(reason)
             return
         log.info("learner %s has found the rendezvous again", self.id)
         self._adopt(View.from_message(reply), "the rendezvous is back")

@@ -68,6 +68,18 @@ class RendezvousServer:
         """Report that the process of this learner has ended. May be called from any thread."""
         self._run_soon(lambda: self._state.died(learner, reason))
 
+    def process_died(self, process: str, reason: str) -> None:
+        """Report that the process with this name has ended; its learner may not have registered."""
+        self._run_soon(lambda: self._state.died(None, reason, process))
+
+    def stop(self, reason: str) -> None:
+        """Have all learners of the run save and stop. May be called from any thread, and from a signal handler."""
+        self._run_soon(lambda: self._state.stop(reason))
+
+    def waiting(self) -> str:
+        """Which learners have come, and which have not; empty if none is missing, or if none has come."""
+        return self._state.waiting()
+
     def living(self) -> list[int]:
         """Ids of the living learners."""
         return self._state.living

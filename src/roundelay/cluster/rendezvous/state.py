@@ -1,34 +1,23 @@
-"""What a rendezvous decides. There are no sockets and no clock in this module, so that tests can drive it.
-
-A learner registers. From then on it sends requests: for the next number of the budget, for the step to stop at, or to wait at a
-barrier for all living learners. A learner that is silent for too long, or whose process has ended, is dropped. Then the
-others receive the next generation of the membership, and the unfinished numbers of the lost learner are given out again.
-"""
+"""What a rendezvous decides: which run it serves, and which learners belong to that run. See `RunState` for one run."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from roundelay.cluster.rendezvous.budget import SharedBudget
-from roundelay.cluster.rendezvous.changes import MembershipChanges
-from roundelay.cluster.rendezvous.members import NEVER_FORMED, STARTED_AGAIN, Connection, Member, Members, RunSpec
+from roundelay.cluster.rendezvous.members import NEVER_FORMED, Connection, RunSpec
 from roundelay.cluster.rendezvous.messages import Message
-from roundelay.cluster.rendezvous.requests import KINDS, PendingRequests, Request
-from roundelay.cluster.rendezvous.stop_agreement import StopAgreement
-from roundelay.transport.heartbeats import NO_HEARTBEAT, Heartbeats
-
-log = logging.getLogger("roundelay")
-
-AWAY_S = 2.0  # a learner whose connection broke may come back within this time
+from roundelay.cluster.rendezvous.requests import Request
+from roundelay.cluster.rendezvous.run_state import RunState
 
 
 class RendezvousState:
-    """Decides which learners take part, and answers their requests. Only one thread may use it.
+    """Serves one run after the other. Only one thread may use it.
+
+    A learner of another run is refused while a learner of this run lives.
 
     Args:
         now: the time in seconds.
-        on_event: called with every event: died, dropped, left, joined, recovered, stopping.
+        on_event: called with every event: waiting, died, dropped, left, joined, recovered, stopping.
         info: what a process may ask for before it registers, such as the run's directory.
     """
 
@@ -38,216 +27,78 @@ class RendezvousState:
         on_event: Callable[[Message], None] = lambda event: None,
         info: Message | None = None,
     ) -> None:
-        self._now, self._info = now, info or {}
-        self._members, self._requests = Members(), PendingRequests()
-        self._changes = MembershipChanges(self._members, now, on_event)
-        self._budget, self._stop, self._heartbeats = SharedBudget(), StopAgreement(), Heartbeats(now)
-        self._run: RunSpec | None = None
-        self._formed_at = 0.0
-        self._recovering = False  # after a restart: some learners have not yet sent the numbers they used
-        self._stop_boundary: int | None = None
+        self._now, self._on_event, self._info = now, on_event, info or {}
+        self._run = RunState(now, on_event, self._info)
 
     @property
     def living(self) -> list[int]:
         """Ids of the living learners."""
-        return sorted(self._members.living)
+        return self._run.living
+
+    def waiting(self) -> str:
+        """Which learners have come, and which have not; empty if none is missing, or if no run has begun to form."""
+        return self._run.waiting()
 
     @property
     def generation(self) -> int:
         """Grows with every change of the membership and with every barrier; NEVER_FORMED before the run has begun."""
-        return self._members.generation
-
-    # Input ---------------------------------------------------------------------------------------------------------------
+        return self._run.generation
 
     def handle(self, connection: Connection, message: Message) -> None:
         """Process a message. Raises KeyError, TypeError or ValueError if it lacks a field or has a wrong one."""
-        kind, learner = message["kind"], self._members.learner_of(connection)
-        if kind == "register":
-            self._register(connection, message)
-        elif kind == "info":
-            Request.parsed(connection, -1, message).reply(info=self._info)
-        elif learner is not None:
-            self._heartbeats.heard(learner)
-            self._handle_registered(connection, learner, message)
-        self._reply_where_possible()
-
-    def _handle_registered(self, connection: Connection, learner: int, message: Message) -> None:
         kind = message["kind"]
-        if learner in self._members.joining and kind in ("ready", "barrier"):
-            self._members.admit(learner)
-            self._changes.joined(learner)
-        if kind in KINDS:
-            request = Request.parsed(connection, learner, message)
-            if kind == "last_step":
-                self._stop.begun(learner, request.fields["begun"])
-            self._requests.add(request)
-        elif kind == "view_adopted":
-            if learner in self._members.living:
-                self._changes.adopted(learner, int(message["generation"]))
-        elif kind == "leave":
-            self._leave(learner, message["failure"])
-        elif kind not in ("heartbeat", "ready"):
-            raise ValueError(f"learners send no message of kind '{kind}'")
+        if kind == "info":
+            Request.parsed(connection, -1, message).reply(
+                info=self._info | {"run": self._run.identity, "waiting": self._run.waiting()}
+            )
+        elif kind == "process_died":
+            if self._run.identity in ("", str(message["run"])):  # empty: no learner of the run has come yet
+                self.died(None, str(message["reason"]), str(message["process"]))
+        elif kind != "register" or self._admits(connection, message):
+            self._run.handle(connection, message)
+
+    def _admits(self, connection: Connection, message: Message) -> bool:
+        """Whether the learner belongs to the run of this rendezvous; if not, it is told so.
+
+        A learner that begins a run when all learners of the last one have left begins a new run here.
+        """
+        identity = RunSpec.from_message(message["run"]).identity
+        begins = int(message["generation"]) == NEVER_FORMED and not message.get("joins")
+        formed = self._run.generation != NEVER_FORMED
+        if (
+            begins
+            and self._run.identity
+            and self._run.over
+            and (identity != self._run.identity or (formed and identity))
+        ):
+            self._run = RunState(self._now, self._on_event, self._info, self._run.generation + 1)
+        request = Request.parsed(connection, -1, message)
+        if self._run.identity and identity != self._run.identity:
+            request.reply(
+                refused=f"this rendezvous serves the run '{self._run.identity}', not '{identity}'; wait until "
+                "that run has ended, or start another rendezvous"
+            )
+            return False
+        if message.get("joins") and (self._run.over or not formed):
+            request.reply(refused="the run has no learners that this one could join")
+            return False
+        if refusal := self._run.refusal():
+            request.reply(refused=refusal)
+            return False
+        return True
 
     def closed(self, connection: Connection) -> None:
         """A connection broke; its learner may come back over another one."""
-        learner = self._members.detach(connection, self._now())
-        self._requests.forget(connection=connection)
-        if learner is not None:
-            self._heartbeats.forget(learner)
+        self._run.closed(connection)
 
-    def died(self, learner: int, reason: str) -> None:
-        """The process of this learner is known to have ended."""
-        if learner in self._members.living:
-            self._drop(learner, "died", reason)
-            self._reply_where_possible()
-        else:
-            self._members.end_joining(learner)
+    def died(self, learner: int | None, reason: str, process: str = "") -> None:
+        """A process is known to have ended: that of `learner`, or, if the id is not known, the one with this name."""
+        self._run.died(learner, reason, process)
+
+    def stop(self, reason: str) -> None:
+        """All learners of the run save and stop."""
+        self._run.stop(reason)
 
     def tick(self) -> None:
         """To be called about once a heartbeat: send heartbeats, and drop learners that are silent or away for too long."""
-        for learner in self._heartbeats.lost():
-            if learner in self._members.living:
-                self._drop(learner, "dropped", NO_HEARTBEAT)
-            else:
-                self._members.end_joining(learner)
-        now = self._now()
-        for learner, member in list(self._members.living.items()):
-            if member.connection is None and now - member.away_since > AWAY_S:
-                self._drop(learner, "died", f"its connection broke and it did not come back within {AWAY_S:g} s")
-        for connection in self._members.connections():
-            connection.send({"kind": "heartbeat"})
-        self._reply_where_possible()
-
-    # Membership ----------------------------------------------------------------------------------------------------------
-
-    def _register(self, connection: Connection, message: Message) -> None:
-        request = Request.parsed(connection, -1, message)
-        wanted = None if message["id"] is None else int(message["id"])
-        known, (host, port) = int(message["generation"]), message["address"]
-        address = str(host), int(port)
-        self._adopt_run(RunSpec.from_message(message["run"]))
-        formed = self._members.formed
-        if formed and known != NEVER_FORMED and wanted not in self._members.living:
-            request.reply(dropped=self._changes.reason_lost(wanted))
-            return
-        joining = formed and known == NEVER_FORMED
-        if joining and wanted in self._members.living:  # the learner was restarted before its death was noticed
-            self._drop(wanted, "died", STARTED_AGAIN)
-        request.learner = self._members.assign_id(wanted)
-        if not formed and known != NEVER_FORMED:
-            self._recover(message, known)
-        self._members.attach(request.learner, connection, address, joining=joining)
-        self._heartbeats.heard(request.learner)
-        self._budget.use(message.get("used", ()))
-        self._requests.add(request)
-        if not self._members.formed and self._run and len(self._members.living) == self._run.expected:
-            self._members.generation, self._formed_at = 0, self._now()
-        self._recovering = self._recovering and not self._members.all_connected
-
-    def _adopt_run(self, run: RunSpec) -> None:
-        """Every learner sends the same specification; the first one counts."""
-        if self._run is None:
-            self._run = run
-            self._stop.stop_groups, self._changes.min_learners = run.stop_groups, run.min_learners
-
-    def _recover(self, message: Message, known: int) -> None:
-        """After a restart, rebuild the state of a run under way from the first learner that comes back."""
-        log.warning("the rendezvous takes over a run that is under way, in generation %d", known + 1)
-        self._members.generation, self._recovering, self._formed_at = known + 1, True, self._now()
-        for other, (host, port) in message["living"].items():
-            self._members.living[self._members.assign_id(int(other))] = Member((host, port), None, self._now())
-        if message.get("total") is not None:
-            self._budget.declare(int(message["total"]), message.get("used", ()))
-
-    def _leave(self, learner: int, failure: str) -> None:
-        if learner in self._members.joining:
-            self._changes.report("died", learner, failure)
-            self._members.end_joining(learner)
-        elif failure:
-            self._drop(learner, "died", failure)
-        else:
-            self._remove(learner)
-            self._changes.left(learner)
-
-    def _drop(self, learner: int, event: str, reason: str) -> None:
-        returned = self._remove(learner)
-        self._changes.lost(learner, event, reason, returned=len(returned))
-
-    def _remove(self, learner: int) -> list[int]:
-        """Forget the learner and its requests; return the numbers that it had drawn but not finished."""
-        self._members.remove(learner)
-        self._heartbeats.forget(learner)
-        self._requests.forget(learner=learner)
-        self._recovering = self._recovering and not self._members.all_connected
-        return self._budget.give_back(learner)
-
-    # Replies -------------------------------------------------------------------------------------------------------------
-
-    def _reply_where_possible(self) -> None:
-        self._open_barrier()
-        self._requests.answer(self._answer)
-
-    def _answer(self, request: Request) -> Message | None:
-        """The content of the reply; None if the request must wait. Barriers are opened by `_open_barrier`."""
-        learner, fields = request.learner, request.fields
-        match request.kind:
-            case "register":
-                return self._registered(learner)
-            case "budget":
-                self._budget.declare(fields["total"], fields["used"])
-                return {}
-            case "draw" if self._budget.declared and not self._recovering:
-                number, may_come_back = self._budget.draw(learner, fields["group"], fields["index"], fields["done"])
-                wait = number is None and may_come_back and fields["patient"]
-                return None if wait else {"number": number}
-            case "last_step":
-                number = self._stop.last_step(learner, self._members.living)
-                return None if number is None else {"number": number}
-            case "stop_boundary":
-                if self._stop_boundary is None:
-                    self._stop_boundary = self._budget.given
-                return {"number": self._stop_boundary}
-        return None
-
-    def _registered(self, learner: int) -> Message | None:
-        if not self._members.formed:
-            return None
-        view, joining = self._members.view(), self._members.joining.get(learner)
-        if joining is not None:
-            view["living"][str(learner)] = joining.address
-        elapsed_s = self._now() - self._formed_at
-        more = {"id": learner, "info": self._info, "elapsed_s": elapsed_s, "given": self._budget.given}
-        return view | more | {"joining": joining is not None}
-
-    def _open_barrier(self) -> None:
-        """Once all living learners wait at the barrier, form the next generation of them.
-
-        Learners that another one cannot reach are dropped first.
-        """
-        waiting, living = self._requests.at_barrier(), self._members.living
-        if not waiting or not waiting.keys() >= living.keys():
-            return
-        unreachable = _unreachable(waiting, living)
-        if unreachable:  # two learners may name each other: drop only the one with the largest id, then look again
-            self._drop(max(unreachable), "dropped", "other learners cannot reach it")
-            self._open_barrier()
-            return
-        self._members.generation += 1
-        self._stop.clear()
-        for learner, request in waiting.items():
-            living[learner].address = request.fields["address"]
-        values = {str(learner): request.fields["value"] for learner, request in waiting.items()}
-        for request in waiting.values():
-            self._requests.remove(request)
-            request.reply(values=values, **self._members.view())
-
-
-def _unreachable(waiting: Mapping[int, Request], living: Mapping[int, Member]) -> list[int]:
-    """Living learners that another learner reports as lost. A learner that has joined again since does not count."""
-    return [
-        peer
-        for request in waiting.values()
-        for peer in request.fields["lost"]
-        if peer in living and living[peer].joined_in <= request.fields["generation"]
-    ]
+        self._run.tick()

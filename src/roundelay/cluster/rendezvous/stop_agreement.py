@@ -22,6 +22,11 @@ class StopAgreement:
         """Record how many steps a learner had begun when it was asked to stop."""
         self._begun[learner] = steps
 
+    def not_asked(self, learner: int, living: Iterable[int]) -> list[int]:
+        """The living members of the stop group of `learner` that have not told how many steps they have begun."""
+        own = self._group(learner)
+        return [other for other in living if self._group(other) == own and other not in self._begun]
+
     def last_step(self, learner: int, living: Iterable[int]) -> int | None:
         """The number of steps with which the stop group of `learner` ends; None until all living members have told."""
         own = self._group(learner)

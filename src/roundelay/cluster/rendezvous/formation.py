@@ -1,0 +1,79 @@
+"""How a run begins at a rendezvous: which run it is, which learners have come, and which will never come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from roundelay.cluster.rendezvous.members import RunSpec
+
+FIRST_SAID_S, SAY_EVERY_S = 0.0, 5.0  # when it is said that learners are missing: as soon as one has come, then again
+
+
+class Formation:
+    """What is known of a run before all of its learners have come. It has no clock of its own.
+
+    Args:
+        now: the time in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.run: RunSpec | None = None
+        self._absent: dict[object, str] = {}  # by process or learner: why it never came
+        self._said_at: float | None = None
+
+    @property
+    def identity(self) -> str:
+        """Of the run; empty before the first learner has come."""
+        return "" if self.run is None else self.run.identity
+
+    def adopt(self, run: RunSpec) -> None:
+        """Every learner sends the same specification; the first one counts."""
+        self.run = self.run or run
+
+    def never_comes(self, name: object, reason: str) -> None:
+        """A process has ended before it registered."""
+        self._absent[name] = reason
+
+    def comes(self, *names: object) -> None:
+        """A learner has registered; it may have been started again after its process had ended."""
+        for name in names:
+            self._absent.pop(name, None)
+
+    def complete(self, came: Collection[int]) -> bool:
+        """Whether no learner is missing any more: each has come, or never will."""
+        return self.run is not None and bool(came) and len(came) + len(self._absent) >= self.run.expected
+
+    def failure(self) -> str:
+        """Why the run cannot begin: too many learners will never come. Empty if it can."""
+        if self.run is None or self.run.expected - len(self._absent) >= self.run.min_learners:
+            return ""
+        left = self.run.expected - len(self._absent)
+        first = next(iter(self._absent.values()))
+        return (
+            f"only {left} of {self.run.expected} learners can come, fewer than the {self.run.min_learners} that the run "
+            f"needs; the first that ended: {first}"
+        )
+
+    def missing(self, came: Collection[int]) -> str:
+        """Say which learners have come, at once and every few seconds while some are missing; else empty."""
+        if self.run is None or self.complete(came):
+            return ""
+        now = self._now()
+        if self._said_at is not None and now - self._said_at < SAY_EVERY_S:
+            return ""
+        self._said_at = now
+        return sentence(self.run.expected, came)
+
+
+def sentence(expected: int, came: Collection[int]) -> str:
+    """Which learners have come, and which have not.
+
+    >>> sentence(4, [0, 2])
+    '2 of 4 learners have come (0, 2); missing: 1, 3'
+    >>> sentence(2, [])
+    '0 of 2 learners have come; missing: 0, 1'
+    """
+    here = f" ({', '.join(map(str, sorted(came)))})" if came else ""
+    absent = [str(learner) for learner in range(expected) if learner not in came][: max(expected - len(came), 0)]
+    return f"{len(came)} of {expected} learners have come{here}; missing: {', '.join(absent)}"

@@ -1,0 +1,90 @@
+"""How a run ended, and what to do next: the last lines on the terminal, and the exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from roundelay.cluster.rendezvous.messages import Message
+from roundelay.training import run_directory
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What the supervisor of one machine knows when all of its learners have ended.
+
+    Attributes:
+        folder: of the run.
+        command: the command that continues the run.
+        signal: the first signal that the supervisor got; None if there was none.
+        stop_reason: why the rendezvous stopped the run; empty if it did not.
+        failed: why learners of this machine ended early, by learner, the first one first.
+        learners: how many learners this machine had.
+        joined: the learners had joined a run under way.
+    """
+
+    folder: Path
+    command: str
+    signal: int | None
+    stop_reason: str
+    failed: Mapping[int, str]
+    learners: int
+    joined: bool
+
+    def verdict(self) -> tuple[str, int]:
+        """The last lines, and the exit code: 0 if the run was finished, 128 + the number of the signal, and else 1."""
+        finished = (self.folder / run_directory.RESULTS).exists()
+        code = 1 if self.signal is None else 128 + self.signal
+        if finished and len(self.failed) < self.learners:
+            return self._summary(), 0
+        if self.stop_reason:
+            saved = (
+                f"the run was saved and stopped; go on with:\n  {self.command}\n"
+                if self._saved()
+                else "nothing was saved\n"
+            )
+            return f"roundelay: error: {self.stop_reason}; {saved}", 1
+        if self.joined and not self.failed:
+            return f"left the run; join it again with:\n  {self.command}\n", 0 if self.signal is None else code
+        if self.signal is not None and not self.failed:
+            return f"stopped and saved; go on with:\n  {self.command}\n", code
+        return self._ended_early(), code
+
+    def _saved(self) -> bool:
+        return any((self.folder / "checkpoints").glob("*/manifest.json"))
+
+    def _ended_early(self) -> str:
+        first = next(iter(self.failed), None)
+        why = "no learner finished it" if first is None else f"learner {first} was lost first ({self.failed[first]})"
+        lines = f"roundelay: error: the run ended early: {why}; logs are in '{self.folder / 'logs'}'\n"
+        if self._saved():
+            lines += f"go on from the last checkpoint with:\n  {self.command}\n"
+        return lines
+
+    def _summary(self) -> str:
+        results = json.loads((self.folder / run_directory.RESULTS).read_text())
+        lines = []
+        for split in ("valid", "test"):
+            figures = ", ".join(f"{name} {value:.4f}" for name, value in results[split].items())
+            lines.append(f"mean model, {split}: {figures}")
+        for learner, reason in self.failed.items():
+            lines.append(f"learner {learner} was lost on the way ({reason}); logs are in '{self.folder / 'logs'}'")
+        problems = self.folder / run_directory.PROBLEMS
+        if problems.is_file():
+            count = len(problems.read_text(encoding="utf-8").splitlines())
+            lines.append(f"{count} problems with the data, one line each: '{problems}'")
+        lines.append(f"finished in {results['elapsed_s']:.1f} s: {self.folder / run_directory.MODEL}")
+        return "\n".join(lines) + "\n"
+
+
+def sentence(event: Message) -> str:
+    """The event as a line for the terminal."""
+    learner = "" if event["learner"] is None else f"learner {event['learner']} "
+    reason = f" ({event['reason']})" if event["reason"] else ""
+    if event["event"] == "recovered":
+        return f"recovered after {event['seconds']:.1f} s: {event['living']} learners go on"
+    if event["event"] in ("stopping", "stopped"):
+        return f"stopping: {event['reason']}"
+    return f"{learner}{event['event']}{reason}; {event['living']} live"

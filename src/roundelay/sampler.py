@@ -73,9 +73,9 @@ class ElasticSampler(Sampler[list[int]]):
         """The batches of one epoch."""
         again = self._drawn[self._done() :] if self._world.steps.taken else []
         self._drawn = self._drawn[: len(self._drawn) - len(again)]
-        for number in again:
-            self._drawn.append(number)
-            yield self._chunks.samples(number)
+        for unused in again:
+            self._drawn.append(unused)
+            yield self._chunks.samples(unused)
         number = self._peek()
         if number is None:
             return

@@ -13,6 +13,7 @@ from roundelay.errors import RoundelayError, UsageError, unknown
 
 COMMANDS = {
     "train": "train a recipe with several learners; watch, stop and resume the run",
+    "launch": "start a script of your own with several learners; one that fails ends no other, and may come back",
     "evaluate": "evaluate the mean model of a run on held-out data; speech is decoded and scored",
     "report": "write one HTML page about one run or several",
     "topology": "show the spectral gap, cost and picture of one topology, or compare all of them",

@@ -24,7 +24,11 @@ from roundelay.transport.security import Security
 log = logging.getLogger("roundelay")
 
 LEARNER = "ROUNDELAY_LEARNER"  # environment variable: the id that this process wants
-SAY_EVERY_S = 5.0
+PROCESS = "ROUNDELAY_PROCESS"  # environment variable: the name under which the launcher reports the end of this process
+JOINS = (
+    "ROUNDELAY_JOINS"  # environment variable: 1 if the run must be under way, because this process was started again
+)
+FIRST_SAID_S, SAY_EVERY_S, LOOK_EVERY_S = 1.0, 5.0, 0.2
 
 
 class Rendezvous:
@@ -66,7 +70,7 @@ class Rendezvous:
             self._store, info["store"] = host_store(host)
         state = RendezvousState(time.monotonic, info=info)
         self.server = RendezvousServer(open_listener(host, port), security, state)
-        self.ticket = Ticket(self.server.address, security.environment(), learners, min_learners)
+        self.ticket = Ticket(self.server.address, security.environment(), learners, min_learners, secrets.token_hex(8))
         self._closing = False
         threads.start("missing", self._say_who_is_missing)
 
@@ -76,16 +80,14 @@ class Rendezvous:
         return self.ticket.address
 
     def _say_who_is_missing(self) -> None:
-        began = time.monotonic()
-        expected = self.ticket.learners
-        while not self._closing and len(living := self.server.living()) < expected and not self.server.formed():
-            if time.monotonic() - began >= SAY_EVERY_S:
-                began = time.monotonic()
-                here = ", ".join(map(str, living)) or "none"
-                log.warning(
-                    "waiting at %s:%d for learners: %d of %d have come (%s)", *self.address, len(living), expected, here
-                )
-            time.sleep(0.2)
+        """Log, a few seconds apart, which learners have come, until all have."""
+        due = time.monotonic() + FIRST_SAID_S
+        while not self._closing and not self.server.formed():
+            if time.monotonic() >= due:
+                due = time.monotonic() + SAY_EVERY_S
+                here = self.server.waiting() or f"0 of {self.ticket.learners} learners have come"
+                log.warning("%s; they connect to %s:%d", here, *self.address)
+            time.sleep(LOOK_EVERY_S)
 
     def close(self) -> None:
         """Stop serving. Learners that still train go on without it. Idempotent."""
@@ -110,8 +112,8 @@ def join(ticket: Ticket | str | None = None, learner: int | None = None) -> Worl
         ticket: a ticket, its text, or a file with it; by default the one that ROUNDELAY_TICKET names.
         learner: the id of this learner; by default ROUNDELAY_LEARNER, else the rendezvous chooses.
 
-    Raises LaunchError if there is no ticket, HandshakeError if its secret is not the run's, RendezvousLostError if the
-    rendezvous cannot be reached.
+    Raises LaunchError if there is no ticket or the run cannot be joined, HandshakeError if the secret of the ticket is not the
+    run's, RendezvousLostError if the rendezvous cannot be reached.
     """
     found = Ticket.parse(ticket) if isinstance(ticket, str) else ticket or Ticket.from_environment()
     if found is None:
@@ -133,8 +135,9 @@ def _registered(client: RendezvousClient, ticket: Ticket, security: Security, wa
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", ticket.learners if host == LOOPBACK else 1))
     store = client.ask_for_info().get("store")
     endpoint = TcpEndpoint(host, security, local_size, store)
-    run = RunSpec(ticket.learners, tuple(range(ticket.learners)), ticket.min_learners)
-    view = client.register(run, endpoint.open(), wanted)
+    run = RunSpec(ticket.learners, tuple(range(ticket.learners)), ticket.min_learners, ticket.run)
+    joins = os.environ.get(JOINS) == "1"
+    view = client.register(run, endpoint.open(), wanted, joins=joins, process=os.environ.get(PROCESS, ""))
     assert client.id is not None
     local_rank = int(os.environ.get("LOCAL_RANK", client.id % local_size))
     log.info("learner %d of %d is here%s", client.id, view.membership.size, ", and joins" if client.joining else "")

@@ -26,6 +26,7 @@ class Ticket:
         security: the secret of the run, as `Security.environment` gives it.
         learners: how many learners begin together. Learners that come later join.
         min_learners: with fewer living learners the run stops.
+        run: the identity of the run. The rendezvous refuses learners of another run.
 
     >>> ticket = Ticket(("10.0.0.1", 29400), {"ROUNDELAY_SECRET": 32 * "0"}, learners=4)
     >>> Ticket.parse(str(ticket)) == ticket
@@ -36,11 +37,12 @@ class Ticket:
     security: dict[str, str]
     learners: int
     min_learners: int = 1
+    run: str = ""
 
     def __str__(self) -> str:
         host, port = self.address
         fields = {"address": [host, port], "learners": self.learners, "min_learners": self.min_learners}
-        return json.dumps(fields | {"security": self.security})
+        return json.dumps(fields | {"run": self.run, "security": self.security})
 
     @classmethod
     def parse(cls, text: str) -> Ticket:
@@ -61,7 +63,8 @@ class Ticket:
     def _from_fields(cls, fields: dict[str, Any]) -> Ticket:
         host, port = fields["address"]
         known = {name: str(value) for name, value in fields["security"].items() if name in (SECRET, RUN, TLS)}
-        ticket = cls((str(host), int(port)), known, int(fields["learners"]), int(fields["min_learners"]))
+        learners, least = int(fields["learners"]), int(fields["min_learners"])
+        ticket = cls((str(host), int(port)), known, learners, least, str(fields["run"]))
         if not 1 <= ticket.min_learners <= ticket.learners:
             raise ValueError(f"min_learners is {ticket.min_learners} of {ticket.learners} learners")
         return ticket

@@ -1,0 +1,216 @@
+"""`roundelay launch` with real processes: what it shows, how it ends, what it starts again, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LAUNCH = [sys.executable, "-m", "roundelay", "launch"]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "05_elastic_loop.py"
+PATIENCE_S = 120.0
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "script.py"
+    path.write_text(text)
+    return str(path)
+
+
+def launch(*words: str, **settings: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LAUNCH, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False, **settings
+    )
+
+
+class Launched:
+    """A launcher in the background, whose output goes to a file."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.output = folder / "output.txt"
+        with self.output.open("w") as file:
+            self.process = subprocess.Popen([*LAUNCH, *words], stdout=file, stderr=subprocess.STDOUT)
+
+    def wait_for(self, pattern: str, times: int = 1) -> list[str]:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(found := re.findall(pattern, self.output.read_text())) < times:
+            assert time.monotonic() < deadline, self.output.read_text()
+            assert self.process.poll() is None or len(re.findall(pattern, self.output.read_text())) >= times, (
+                self.output.read_text()
+            )
+            time.sleep(0.05)
+        return found
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def background(tmp_path):
+    launched = []
+
+    def start(*words):
+        launched.append(Launched(tmp_path, *words))
+        return launched[-1]
+
+    yield start
+    for each in launched:
+        each.end()
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def gone(pids: list[int]) -> bool:
+    deadline = time.monotonic() + 20
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
+def test_lines_carry_the_learner_and_keep_their_stream(tmp_path):
+    text = "import os, sys\nprint('out', sys.argv[1:], os.environ['LOCAL_WORLD_SIZE'])\nprint('err', file=sys.stderr)"
+    ended = launch("--learners", "2", script(tmp_path, text), "--epochs", "3")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == ["[0] out ['--epochs', '3'] 2", "[1] out ['--epochs', '3'] 2"]
+    assert {"[0] err", "[1] err"} <= set(ended.stderr.splitlines())
+
+
+def test_logs_go_to_one_file_per_learner(tmp_path):
+    ended = launch("--learners", "2", "--logs", str(tmp_path / "logs"), script(tmp_path, "print('hello')"))
+    assert ended.returncode == 0
+    assert ended.stdout == ""
+    assert [(tmp_path / "logs" / f"learner-{i}.log").read_text() for i in range(2)] == ["hello\n"] * 2
+
+
+def test_a_module_is_run_like_a_script(tmp_path):
+    (tmp_path / "ours.py").write_text("print('a module')")
+    ended = launch("--learners", "1", "-m", "ours", env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert ended.stdout == "[0] a module\n"
+
+
+def test_one_learner_that_fails_ends_no_other_and_the_run_succeeds(tmp_path):
+    text = "import os, sys, time\nif os.environ['ROUNDELAY_LEARNER'] == '1': sys.exit(3)\ntime.sleep(1); print('done')"
+    ended = launch("--learners", "2", script(tmp_path, text))
+    assert ended.returncode == 0
+    assert "learner 1 is lost (exit code 3); the others go on" in ended.stderr
+    assert ended.stdout == "[0] done\n"
+
+
+def test_if_all_fail_the_run_fails(tmp_path):
+    ended = launch("--learners", "2", script(tmp_path, "raise SystemExit(3)"))
+    assert ended.returncode == 1
+    assert "no learner has finished; the first one ended with exit code 3" in ended.stderr
+
+
+def test_a_learner_is_started_again_as_often_as_asked(tmp_path):
+    text = """
+import os, pathlib, sys, time
+path = pathlib.Path(sys.argv[1]) / os.environ['ROUNDELAY_LEARNER']
+path.write_text(path.read_text() + os.environ['ROUNDELAY_JOINS'] if path.exists() else '0')
+if os.environ['ROUNDELAY_LEARNER'] == '1': sys.exit(1)
+time.sleep(4)
+"""
+    ended = launch("--learners", "2", "--restarts", "2", script(tmp_path, text), str(tmp_path))
+    assert ended.returncode == 0
+    assert (tmp_path / "0").read_text() == "0"
+    assert (tmp_path / "1").read_text() == "011"  # a learner that is started again joins the run
+    assert "it is started again in 0.5 s" in ended.stderr
+    assert "it is started again in 1 s" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_passed_on_once(tmp_path, background, number):
+    text = """
+import signal, sys, time
+def stop(number, frame):
+    print('caught', number, flush=True); time.sleep(0.5); sys.exit(0)
+signal.signal(signal.SIGINT, stop); signal.signal(signal.SIGTERM, stop)
+print('ready', flush=True); time.sleep(60)
+"""
+    run = background("--learners", "2", script(tmp_path, text))
+    run.wait_for("ready", 2)
+    run.process.send_signal(number)
+    assert run.process.wait(20) == 128 + number
+    assert run.output.read_text().count("caught") == 2
+
+
+def test_nothing_is_left_when_the_launcher_is_killed(tmp_path, background):
+    run = background("--learners", "2", script(tmp_path, "import os, time\nprint('pid', os.getpid())\ntime.sleep(100)"))
+    pids = [int(pid) for pid in run.wait_for(r"pid (\d+)", 2)]
+    run.process.kill()
+    assert gone(pids)
+
+
+def test_it_says_which_learners_are_missing(tmp_path, background):
+    text = """
+import os, time, roundelay
+if os.environ['ROUNDELAY_LEARNER'] == '1': time.sleep(8)
+roundelay.init().close()
+"""
+    run = background("--learners", "2", script(tmp_path, text))
+    run.wait_for(r"1 of 2 learners have come \(0\); missing: 1; they connect to 127.0.0.1:\d+")
+    assert run.process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere.py"], "there is no script 'nowhere.py'; for a module give -m"),
+        (["--here", "1", "x.py"], "--here goes with --rendezvous"),
+        (["--learners", "0", "x.py"], "at least 1, got '0'"),
+        (["--min-learners", "3", "x.py"], "--min-learners 3 is more than the 2 learners"),
+        (["--rendezvous", "nonsense", "x.py"], "an address is HOST:PORT"),
+        (["--rendezvous", "127.0.0.1:9", "--here", "3", "x.py"], "--here 3 is more than the 2 learners"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(tmp_path, words, message):
+    (tmp_path / "x.py").write_text("")
+    ended = launch(*words, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("strategy", ["ADPSGD", "DPSGD"])
+def test_a_learner_that_is_killed_is_left_out_and_comes_back(background, strategy):
+    run = background("--learners", "3", "--restarts", "-1", str(EXAMPLE), "--epochs", "300", "--strategy", strategy)
+    run.wait_for(r"epoch 3:", 3)
+    (pid,) = run.wait_for(r"process (\d+) is learner 0\n")
+    os.kill(int(pid), signal.SIGKILL)
+    (again,) = run.wait_for(r"process (\d+) is learner 0, which joined")
+    assert again != pid
+    run.wait_for(r"\[0\] epoch \d+: .* learners \(0, 1, 2\)")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.process.wait(30) == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_learner_zero_is_killed_ten_times_and_the_model_is_as_good_as_undisturbed(background, tmp_path):
+    epochs = "1500"
+    run = background("--learners", "3", "--restarts", "-1", str(EXAMPLE), "--epochs", epochs)
+    for kills in range(10):
+        pids = run.wait_for(r"process (\d+) is learner 0", kills + 1)
+        time.sleep(1.0)
+        os.kill(int(pids[-1]), signal.SIGKILL)
+    assert run.process.wait(600) == 0
+    means = re.findall(r"mean model: accuracy ([\d.]+)", run.output.read_text())
+    assert len(means) == 3
+    assert len(set(means)) == 1
+    assert float(means[0]) > 0.98

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from exchanges import answering
 from loopback import PATIENCE_S, loopback, outcomes, together
 from torch import nn
 
@@ -826,7 +827,7 @@ def test_what_failed_in_the_background_is_raised_at_the_next_step():
             with Learner(module, optimizer, ADPSGD(ring(2)), transports[rank]) as learner:
                 if rank == 1:
                     learner.strategy._answer = None
-                    learner.transport.serve(lambda peer, request, reply: 1 / 0)
+                    learner.transport.serve(answering(lambda peer, request, reply: 1 / 0))
                 for step in range(2000):
                     loss_of(module, rank, step).backward()
                     optimizer.step()

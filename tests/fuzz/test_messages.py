@@ -12,6 +12,7 @@ import threading
 import pytest
 import torch
 from ends import socket_pair
+from exchanges import answering, calling
 from hypothesis import example, given, settings, strategies as st
 from loopback import PATIENCE_S, loopback
 
@@ -108,7 +109,7 @@ def test_any_answer_of_who_has_the_keys_is_one_of_our_errors_or_understood(heade
         b.sendall(payload)
         b.shutdown(socket.SHUT_WR)
         try:
-            reply = ours.receive_answer(Kind.REPLY)
+            reply = ours.receive_kind(Kind.REPLY)
             ours.receive_into(torch.empty(100, dtype=torch.uint8), reply)
         except (ConnectionError, HandshakeError, PeerLostError, RefusedError):
             pass
@@ -130,7 +131,7 @@ def test_a_member_that_lies_about_calls_changes_nothing_for_the_others(lies, pay
             while lane.socket.recv(4096):
                 pass
         buffer = other.allocate(64).fill_(1)
-        other.call(0, buffer).result(PATIENCE_S)
+        other.call(0, calling(buffer)).result(PATIENCE_S)
         assert (buffer == 2).all()
         learner.check()
 
@@ -144,7 +145,7 @@ def running():
     if not _WORLD:
         stack = contextlib.ExitStack()
         transports = stack.enter_context(loopback(2))
-        transports[0].serve(add_one)
+        transports[0].serve(answering(add_one))
         _WORLD.extend((stack, transports))
     yield _WORLD[1]
 

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from exchanges import calling
 from hypothesis import given, settings, strategies as st
 from worlds import Quadratic, problem, weights, world
 
@@ -160,7 +161,7 @@ def test_a_joining_learner_knows_which_learners_are_lost():
     training = Training(3)
     training.network.lose(1, "its process ended")
     new = training.network.add()
-    assert new.call(1, torch.zeros(4)).exception().peer == 1
+    assert new.call(1, calling(torch.zeros(4))).exception().peer == 1
 
 
 def test_a_learner_that_joins_starts_and_serves_exchanges():

@@ -1,3 +1,4 @@
+import contextlib
 import logging
 
 import numpy as np
@@ -10,6 +11,7 @@ from roundelay.cluster.membership import Membership
 from roundelay.errors import PeerLostError, StrategyError, TopologyError
 from roundelay.simulation import run
 from roundelay.strategies import ADPSGD
+from roundelay.strategies.pair_exchange import CallingEnd
 from roundelay.topology import complete, random_ring, ring, spectral_gap, star
 from roundelay.transport.heartbeats import SILENT_AFTER_S
 from roundelay.transport.solo import SoloTransport
@@ -308,9 +310,10 @@ def test_a_reply_that_did_not_arrive_is_taken_back():
     before = strategy.weights().storage.clone()
     request = torch.randn(1, 3).view(torch.uint8).flatten()
     request = torch.nn.functional.pad(request, (0, strategy.weights().storage.nbytes - request.nbytes))
-    strategy._answer(0, request, request)
-    assert not torch.equal(strategy.weights().storage, before)
-    strategy._undo(0, request)
+    with contextlib.suppress(ConnectionError), strategy._answer(0, request, request) as exchange:
+        exchange.apply(0)
+        assert not torch.equal(strategy.weights().storage, before)
+        raise ConnectionError("the caller has not confirmed")
     torch.testing.assert_close(strategy.weights().storage.view(torch.float32), before.view(torch.float32))
     assert strategy.metrics()["exchanges_served"] == 0
 
@@ -318,10 +321,10 @@ def test_a_reply_that_did_not_arrive_is_taken_back():
 def test_an_error_while_a_reply_is_applied_is_raised_at_the_next_step(monkeypatch):
     clock, _, learners = world([ADPSGD(ring(2)) for _ in range(2)])
 
-    def broken(peer, difference):
+    def broken(end, k):
         raise ZeroDivisionError("in the background")
 
-    monkeypatch.setattr(learners[0].strategy, "_apply", broken)
+    monkeypatch.setattr(CallingEnd, "apply", broken)
     with pytest.raises(ZeroDivisionError, match="in the background"):
         run(clock, learners, 10)
 
@@ -338,7 +341,7 @@ def test_an_error_while_a_correction_is_freed_is_raised_too_and_ends_the_exchang
 
     monkeypatch.setattr(transport, "free", broken)
     transport.lose(1, "its process ended")  # its reply was on the way
-    assert strategy._exchange.over.done()
+    assert strategy._own._last.over.done()
     with pytest.raises(OSError, match="Too many open files"):
         finish(strategy.drain())
 
@@ -350,9 +353,9 @@ def test_a_peer_that_has_come_back_is_not_lost_with_its_old_connection():
     finish(strategy.before_step())
     finish(strategy.after_step())
     transport._pending[0][1].set_exception(PeerLostError(1, "it has come back at another address"))
-    assert strategy._exchange.over.done()
+    assert strategy._own._last.over.done()
     assert strategy.metrics()["peers_lost"] == 0
-    assert strategy._call_next()
+    assert strategy._own._start()
 
 
 def test_bad_arguments_are_refused():

@@ -105,10 +105,10 @@ def test_few_copies_of_the_model_and_no_more_after_warm_up(name, share_memory):
                 for step in range(8):
                     if step == 3:
                         log.clear()
-                        request = transports[rank]._receiver._request_buffer._memory.data_ptr()
+                        request = transports[rank]._calls._request_buffer._memory.data_ptr()
                     sum(parameter.square().sum() for parameter in module).backward()
                     optimizer.step()
-                received = transports[rank]._receiver._request_buffer._memory
+                received = transports[rank]._calls._request_buffer._memory
                 held = sum(flat.storage.nbytes for flat in _flats(strategy)) + received.nbytes
                 assert learner.steps == 8
                 return log, held / MODEL_BYTES, received.data_ptr() == request or request == 0

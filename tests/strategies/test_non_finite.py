@@ -57,10 +57,11 @@ def test_adpsgd_refuses_before_it_changes_anything():
     before = strategy.weights().storage.clone()
     request = before.clone()
     request.view(torch.float32)[3] = math.nan
-    with pytest.raises(RefusedError, match="non-finite weights"):
-        strategy._answer(1, request, request)
-    with pytest.raises(RefusedError, match="another model"):
-        strategy._answer(1, *[torch.zeros(8, dtype=torch.uint8)] * 2)
+    with pytest.raises(RefusedError, match="non-finite weights"), strategy._answer(1, request, request) as exchange:
+        exchange.apply(0)
+    small = torch.zeros(8, dtype=torch.uint8)
+    with pytest.raises(RefusedError, match="another model"), strategy._answer(1, small, small):
+        pass
     assert torch.equal(strategy.weights().storage, before)
     assert strategy.metrics()["exchanges_served"] == 0
 

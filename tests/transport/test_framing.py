@@ -9,6 +9,7 @@ from hypothesis import example, given, strategies as st
 
 from roundelay.errors import HandshakeError, PeerLostError, RefusedError
 from roundelay.transport import framing
+from roundelay.transport.base import NO_CALLS
 from roundelay.transport.framing import Connection, Header, Kind
 from roundelay.transport.handshake import Hello, Purpose
 
@@ -131,7 +132,7 @@ def test_a_stream_that_ends_early_is_an_error():
     with pair() as (ours, theirs):
         theirs.socket.sendall(b"abc")
         theirs.socket.shutdown(socket.SHUT_WR)
-        with pytest.raises(ConnectionError, match="in the middle of a message"):
+        with pytest.raises(ConnectionError, match="the connection was closed"):
             ours.receive_into(torch.zeros(10, dtype=torch.uint8), Header(Kind.CALL, 10))
 
 
@@ -166,17 +167,18 @@ def test_a_refusal_tells_why(reason):
     with pair() as (ours, theirs):
         theirs.refuse(reason)
         with pytest.raises(RefusedError) as refusal:
-            ours.receive_answer(Kind.REPLY)
+            ours.receive_kind(Kind.REPLY)
         assert refusal.value.peer == 1
         assert refusal.value.reason == (reason[:100] or "?")
 
 
 def test_a_peer_that_serves_no_more_calls_is_lost_and_an_answer_of_another_kind_is_refused():
     with pair() as (ours, theirs):
-        for kind in (Kind.NO_CALLS, Kind.SWAP, Kind.REPLY):
+        theirs.refuse(NO_CALLS)
+        for kind in (Kind.SWAP, Kind.REPLY):
             theirs.send(Header(kind, 0))
         with pytest.raises(PeerLostError, match="serves no more calls"):
-            ours.receive_answer(Kind.REPLY)
-        with pytest.raises(HandshakeError, match="answered SWAP, but REPLY was expected"):
-            ours.receive_answer(Kind.REPLY)
-        assert ours.receive_answer(Kind.REPLY) == Header(Kind.REPLY, 0)
+            ours.receive_kind(Kind.REPLY)
+        with pytest.raises(HandshakeError, match="sent SWAP, but REPLY was expected"):
+            ours.receive_kind(Kind.REPLY)
+        assert ours.receive_kind(Kind.REPLY) == Header(Kind.REPLY, 0)

@@ -2,6 +2,7 @@ import logging
 
 import pytest
 import torch
+from exchanges import answering, calling
 
 from roundelay.clock import VirtualClock
 from roundelay.errors import RefusedError
@@ -43,9 +44,9 @@ def test_on_the_virtual_clock_a_handler_may_refuse_a_call_and_goes_on_serving():
             raise RefusedError(peer, "sevens")
         reply.copy_(request + 1)
 
-    answerer.serve(handler)
+    answerer.serve(answering(handler))
     buffers = [torch.tensor([value], dtype=torch.uint8) for value in (7, 8)]
-    futures = [caller.call(1, buffer) for buffer in buffers]
+    futures = [caller.call(1, calling(buffer)) for buffer in buffers]
     clock.run()
     with pytest.raises(RefusedError, match="an exchange with learner 1 was refused: sevens"):
         futures[0].result()

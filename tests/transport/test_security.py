@@ -7,10 +7,12 @@ import time
 
 import pytest
 import torch
+from exchanges import answering, calling
 from loopback import PATIENCE_S, loopback, together
 
 from roundelay.errors import ConfigError, HandshakeError, PeerLostError
 from roundelay.transport import handshake, security
+from roundelay.transport.base import Swap
 from roundelay.transport.handshake import Hello, Purpose
 from roundelay.transport.security import Security
 
@@ -88,16 +90,16 @@ def test_keys_differ_by_secret_run_and_purpose():
 def test_calls_and_swaps_work_over_tls(tls, share_memory, nbytes):
     with loopback(3, share_memory=share_memory, security=tls) as transports:
         for transport in transports:
-            transport.serve(lambda peer, request, reply: reply.copy_(request + 1))
+            transport.serve(answering(lambda peer, request, reply: reply.copy_(request + 1)))
 
         def work(rank):
             transport, peer = transports[rank], (rank + 1) % 3
             buffer = transport.allocate(nbytes)
             incoming = {other: transport.allocate(nbytes) for other in range(3) if other != rank}
             for round in range(4):
-                transport.call(peer, buffer.fill_(7)).result(PATIENCE_S)
+                transport.call(peer, calling(buffer.fill_(7))).result(PATIENCE_S)
                 assert (buffer == 8).all()
-                transport.swap(round, buffer.fill_(10 * round + rank), incoming).result(PATIENCE_S)
+                transport.swap(Swap(round, buffer.fill_(10 * round + rank), incoming)).result(PATIENCE_S)
                 assert all((got == 10 * round + other).all() for other, got in incoming.items())
             transport.finish(buffer, (0, 1, 2)).result(PATIENCE_S)
 
@@ -108,7 +110,7 @@ def test_calls_and_swaps_work_over_tls(tls, share_memory, nbytes):
 
 def test_the_death_of_a_peer_is_noticed_over_tls(tls):
     with loopback(2, share_memory=False, security=tls) as (a, b):
-        pending = a.call(1, a.allocate(2**20))
+        pending = a.call(1, calling(a.allocate(2**20)))
         b._detector._say = lambda message: None  # as SIGKILL: no goodbye
         b.close()
         assert isinstance(pending.exception(PATIENCE_S), PeerLostError)
@@ -174,11 +176,11 @@ class Tap:
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_with_tls_the_weights_cannot_be_read_on_the_way(tls, encrypted):
     with loopback(2, share_memory=False, security=tls if encrypted else PLAIN) as (a, b):
-        b.serve(lambda peer, request, reply: None)
+        b.serve(answering(lambda peer, request, reply: None))
         tap = Tap(a._connections._addresses[1])
         a._connections._addresses[1] = tap.address
         buffer = a.allocate(100_000).fill_(0xAB)
-        a.call(1, buffer).result(PATIENCE_S)
+        a.call(1, calling(buffer)).result(PATIENCE_S)
     assert len(tap.seen) > 200_000
     assert (b"\xab" * 64 in tap.seen) == (not encrypted)
 
@@ -246,5 +248,5 @@ def test_machines_whose_clocks_differ_accept_the_runs_certificate(tmp_path):
     subprocess.run(command.split(), check=True, capture_output=True, cwd=tmp_path)
     (tmp_path / "over.pem").replace(tmp_path / "cert.pem")
     with loopback(2, security=PLAIN.with_tls(tmp_path)) as (a, b):
-        b.serve(lambda peer, request, reply: None)
-        a.call(1, a.allocate(8)).result(PATIENCE_S)
+        b.serve(answering(lambda peer, request, reply: None))
+        a.call(1, calling(a.allocate(8))).result(PATIENCE_S)

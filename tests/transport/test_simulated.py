@@ -1,10 +1,11 @@
 import pytest
 import torch
+from exchanges import answering, calling
 
 from roundelay.clock import VirtualClock
 from roundelay.errors import DeadlockError, PeerLostError
 from roundelay.transport import SimulatedNetwork
-from roundelay.transport.base import LEFT
+from roundelay.transport.base import LEFT, Swap
 from roundelay.transport.heartbeats import LOST_AFTER_S
 
 ALL = (0, 1, 2)
@@ -26,7 +27,7 @@ def test_a_swap_gives_each_side_the_others_weights():
     clock, network = make()
     incoming = [{peer: number(0) for peer in ALL if peer != rank} for rank in ALL]
     for rank, transport in enumerate(network.transports):
-        transport.swap(0, number(10 + rank), incoming[rank])
+        transport.swap(Swap(0, number(10 + rank), incoming[rank]))
     clock.run()
     assert [{peer: int(value) for peer, value in got.items()} for got in incoming] == [
         {1: 11, 2: 12},
@@ -40,10 +41,10 @@ def test_a_peer_ahead_by_a_round_is_heard_in_the_right_order():
     first, second = network.transports
     got = [{1: number(0)}, {1: number(0)}]
     for round in (0, 1):
-        second.swap(round, number(100 + round), {0: number(0)})
+        second.swap(Swap(round, number(100 + round), {0: number(0)}))
     clock.run()
     for round in (0, 1):
-        future = first.swap(round, number(round), got[round])
+        future = first.swap(Swap(round, number(round), got[round]))
         assert future.done(), "what came early is taken from the shelf"
     assert [int(g[1]) for g in got] == [100, 101]
     assert not first._swaps, "a finished swap is forgotten"
@@ -52,8 +53,8 @@ def test_a_peer_ahead_by_a_round_is_heard_in_the_right_order():
 def test_what_is_sent_is_the_value_at_the_time_of_the_swap():
     clock, network = make(2, latency_s=1.0)
     outgoing, got = number(7), {0: number(0)}
-    network.transports[0].swap(0, outgoing, {1: number(0)})
-    network.transports[1].swap(0, number(8), got)
+    network.transports[0].swap(Swap(0, outgoing, {1: number(0)}))
+    network.transports[1].swap(Swap(0, number(8), got))
     outgoing.fill_(99)
     clock.run()
     assert int(got[0]) == 7
@@ -61,7 +62,7 @@ def test_what_is_sent_is_the_value_at_the_time_of_the_swap():
 
 def test_a_swap_without_neighbours_is_done_at_once():
     _, network = make(1)
-    assert network.transports[0].swap(0, number(1), {}).done()
+    assert network.transports[0].swap(Swap(0, number(1), {})).done()
 
 
 def test_finished_learners_answer_with_their_final_weights():
@@ -70,7 +71,7 @@ def test_finished_learners_answer_with_their_final_weights():
     ended = fast.finish(number(42), (0, 1))
     for round in range(3):
         got = {0: number(0)}
-        future = slow.swap(round, number(round), got)
+        future = slow.swap(Swap(round, number(round), got))
         clock.run()
         assert future.done()
         assert int(got[0]) == 42
@@ -82,7 +83,7 @@ def test_finished_learners_answer_with_their_final_weights():
 def test_pushes_that_came_before_finish_are_answered_at_finish():
     clock, network = make(2)
     got = {0: number(0)}
-    future = network.transports[1].swap(5, number(1), got)
+    future = network.transports[1].swap(Swap(5, number(1), got))
     clock.run()
     network.transports[0].finish(number(42), (0, 1))
     clock.run()
@@ -95,23 +96,23 @@ def test_pushes_that_came_before_finish_are_answered_at_finish():
 
 def test_a_call_is_answered_in_place():
     clock, network = make(2, latency_s=0.25)
-    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + (10 + peer)))
+    network.transports[1].serve(answering(lambda peer, request, reply: reply.copy_(request + (10 + peer))))
     buffer = number(1)
-    future = network.transports[0].call(1, buffer)
+    future = network.transports[0].call(1, calling(buffer))
     clock.run(until=0.4)
     assert not future.done()
-    clock.run()
+    clock.run(until=0.5)
+    assert future.done()
     assert int(buffer) == 11
-    assert clock.now() == 0.5
 
 
 def test_a_call_before_serve_waits_for_it():
     clock, network = make(2)
     buffer = number(1)
-    future = network.transports[0].call(1, buffer)
+    future = network.transports[0].call(1, calling(buffer))
     clock.run()
     assert not future.done()
-    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
+    network.transports[1].serve(answering(lambda peer, request, reply: reply.copy_(request + 1)))
     clock.run()
     assert future.done()
     assert int(buffer) == 2
@@ -120,7 +121,7 @@ def test_a_call_before_serve_waits_for_it():
 def test_a_learner_that_serves_no_more_refuses_calls():
     clock, network = make(2)
     network.transports[1].serve(None)
-    future = network.transports[0].call(1, number(1))
+    future = network.transports[0].call(1, calling(number(1)))
     clock.run()
     error = future.exception()
     assert isinstance(error, PeerLostError)
@@ -129,7 +130,7 @@ def test_a_learner_that_serves_no_more_refuses_calls():
 
 def test_a_call_that_has_waited_is_refused_when_serving_ends():
     clock, network = make(2)
-    future = network.transports[0].call(1, number(1))
+    future = network.transports[0].call(1, calling(number(1)))
     clock.run()
     network.transports[1].serve(None)
     clock.run()
@@ -138,9 +139,9 @@ def test_a_call_that_has_waited_is_refused_when_serving_ends():
 
 def test_a_reply_under_way_arrives_although_its_sender_has_left():
     clock, network = make(2, latency_s=1.0)
-    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
+    network.transports[1].serve(answering(lambda peer, request, reply: reply.copy_(request + 1)))
     buffer = number(1)
-    future = network.transports[0].call(1, buffer)
+    future = network.transports[0].call(1, calling(buffer))
     clock.call_later(1.5, network.transports[1].close)
     clock.run()
     assert future.exception() is None
@@ -149,8 +150,8 @@ def test_a_reply_under_way_arrives_although_its_sender_has_left():
 
 def test_a_learner_that_has_left_in_order_cannot_die():
     clock, network = make(2, latency_s=1.0)
-    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
-    future = network.transports[0].call(1, number(1))
+    network.transports[1].serve(answering(lambda peer, request, reply: reply.copy_(request + 1)))
+    future = network.transports[0].call(1, calling(number(1)))
     clock.call_later(1.5, network.transports[1].close)
     network.kill(1, at=1.7)  # its reply is still on its way
     clock.run()
@@ -159,8 +160,8 @@ def test_a_learner_that_has_left_in_order_cannot_die():
 
 def test_a_call_that_was_not_served_fails_when_the_peer_leaves():
     clock, network = make(2, latency_s=1.0)
-    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
-    future = network.transports[0].call(1, number(1))
+    network.transports[1].serve(answering(lambda peer, request, reply: reply.copy_(request + 1)))
+    future = network.transports[0].call(1, calling(number(1)))
     clock.call_later(0.5, network.transports[1].close)
     clock.run()
     error = future.exception()
@@ -170,16 +171,16 @@ def test_a_call_that_was_not_served_fails_when_the_peer_leaves():
 
 def test_messages_take_latency_plus_size_over_bandwidth():
     clock, network = make(2, latency_s=0.5, bandwidth_Bps=100.0)
-    network.transports[1].serve(lambda peer, request, reply: None)
-    network.transports[0].call(1, torch.zeros(50, dtype=torch.uint8))
+    network.transports[1].serve(answering(lambda peer, request, reply: None))
+    network.transports[0].call(1, calling(torch.zeros(50, dtype=torch.uint8)))
     clock.run()
     assert clock.now() == 2 * (0.5 + 50 / 100)
 
 
 def test_traffic_is_counted_at_both_ends():
     clock, network = make(2)
-    network.transports[1].serve(lambda peer, request, reply: None)
-    network.transports[0].call(1, torch.zeros(50, dtype=torch.uint8))
+    network.transports[1].serve(answering(lambda peer, request, reply: None))
+    network.transports[0].call(1, calling(torch.zeros(50, dtype=torch.uint8)))
     clock.run()
     for transport, peer in zip(network.transports, (1, 0), strict=True):
         assert (transport.traffic.bytes_sent, transport.traffic.bytes_received) == (50, 50)
@@ -193,13 +194,13 @@ def test_a_killed_learner_fails_what_depends_on_it_and_nothing_else():
     clock, network = make()
     lost = []
     network.transports[0].on_lost(lambda peer, reason: lost.append((clock.now(), peer)))
-    network.transports[1].serve(lambda peer, request, reply: reply.copy_(request + 1))
-    doomed = network.transports[0].call(2, number(1))
+    network.transports[1].serve(answering(lambda peer, request, reply: reply.copy_(request + 1)))
+    doomed = network.transports[0].call(2, calling(number(1)))
     network.kill(2, at=3.0)
     clock.run()
     assert isinstance(doomed.exception(), PeerLostError)
     assert lost == [(3.0, 2)]
-    sound = network.transports[0].call(1, number(1))
+    sound = network.transports[0].call(1, calling(number(1)))
     clock.run()
     assert sound.exception() is None
 
@@ -210,8 +211,8 @@ def test_a_request_to_a_dead_learner_fails_at_once():
     clock.run()
     transport = network.transports[0]
     futures = [
-        transport.call(2, number(1)),
-        transport.swap(0, number(1), {2: number(0)}),
+        transport.call(2, calling(number(1))),
+        transport.swap(Swap(0, number(1), {2: number(0)})),
         transport.all_reduce(number(1), ALL),
     ]
     assert [future.exception().peer for future in futures] == [2, 2, 2]
@@ -222,10 +223,10 @@ def test_both_ends_of_a_cut_link_notice_after_the_silence_and_others_do_not():
     lost = []
     for transport in network.transports:
         transport.on_lost(lambda peer, _, rank=transport.rank: lost.append((clock.now(), rank, peer)))
-        transport.serve(lambda peer, request, reply: None)
+        transport.serve(answering(lambda peer, request, reply: None))
     network.cut(0, 1, at=2.0)
     clock.run(until=2.5)
-    futures = [network.transports[0].call(peer, number(1)) for peer in (1, 2)]
+    futures = [network.transports[0].call(peer, calling(number(1))) for peer in (1, 2)]
     clock.run()
     assert [type(future.exception()) for future in futures] == [PeerLostError, type(None)]
     assert lost == [(2.0 + LOST_AFTER_S, 0, 1), (2.0 + LOST_AFTER_S, 1, 0)]
@@ -312,7 +313,7 @@ def test_a_fetch_from_a_learner_that_dies_names_it():
 
 def test_a_failure_is_raised_by_what_is_pending_and_by_the_next_check():
     transport = SimulatedNetwork(VirtualClock(), 2).transports[0]
-    pending = transport.call(1, torch.zeros(4, dtype=torch.uint8))
+    pending = transport.call(1, calling(torch.zeros(4, dtype=torch.uint8)))
     transport.fail(ZeroDivisionError("in a listener"))
     with pytest.raises(ZeroDivisionError):
         pending.result(timeout=0)

@@ -10,11 +10,12 @@ from concurrent.futures import wait
 
 import pytest
 import torch
+from exchanges import answering, calling
 from loopback import PATIENCE_S, loopback, outcomes, raw_connection, together
 
 from roundelay.errors import CheckpointError, PeerLostError, StrategyError
 from roundelay.transport import tcp
-from roundelay.transport.base import LEFT, Request
+from roundelay.transport.base import LEFT, Swap
 from roundelay.transport.framing import Connection, Header, Kind
 
 ALL = (0, 1, 2)
@@ -40,7 +41,9 @@ def test_all_learners_call_each_other_at_once_and_every_reply_is_right(share_mem
     size, calls = 4, 40
     with loopback(size, share_memory=share_memory) as transports:
         for transport in transports:
-            transport.serve(lambda peer, request, reply, rank=transport.rank: reply.copy_(request + (10 * rank + peer)))
+            transport.serve(
+                answering(lambda peer, request, reply, rank=transport.rank: reply.copy_(request + (10 * rank + peer)))
+            )
 
         def work(rank):
             transport, rng = transports[rank], random.Random(rank)
@@ -48,7 +51,7 @@ def test_all_learners_call_each_other_at_once_and_every_reply_is_right(share_mem
             for _ in range(calls):
                 peer = rng.choice([other for other in range(size) if other != rank])
                 buffer.fill_(100)
-                transport.call(peer, buffer).result(PATIENCE_S)
+                transport.call(peer, calling(buffer)).result(PATIENCE_S)
                 assert (buffer == 100 + 10 * peer + rank).all()
 
         together(size, work)
@@ -58,26 +61,26 @@ def test_all_learners_call_each_other_at_once_and_every_reply_is_right(share_mem
 
 
 @pytest.mark.parametrize("share_memory", [True, False])
-def test_with_a_request_only_the_reply_comes_into_the_buffer(share_memory):
+def test_a_request_in_other_memory_stays_as_it_is_and_the_reply_comes_into_the_buffer(share_memory):
     with loopback(2, share_memory=share_memory) as (a, b):
-        b.serve(lambda peer, request, reply: reply.copy_(request + 1))
+        b.serve(answering(lambda peer, request, reply: reply.copy_(request + 1)))
         source, buffer = a.allocate(4096).fill_(5), a.allocate(4096)
         for sent in (5, 7):
-            a.call(1, buffer, Request(source.fill_(sent), lambda there: there.copy_(source))).result(PATIENCE_S)
+            a.call(1, calling(buffer, source.fill_(sent))).result(PATIENCE_S)
             assert (buffer == sent + 1).all()
             assert (source == sent).all()
         elsewhere = torch.full((4096,), 9, dtype=torch.uint8)  # not in shared memory
-        a.call(1, buffer, Request(elsewhere, lambda there: there.copy_(elsewhere))).result(PATIENCE_S)
+        a.call(1, calling(buffer, elsewhere)).result(PATIENCE_S)
         assert (buffer == 10).all()
 
 
 def test_learners_with_and_without_shared_memory_talk_to_each_other():
     with loopback(3, share_memory=[True, False, True]) as transports:
         for transport in transports:
-            transport.serve(lambda peer, request, reply: reply.copy_(request + 1))
+            transport.serve(answering(lambda peer, request, reply: reply.copy_(request + 1)))
         for rank, peer in [(0, 1), (1, 0), (0, 2)]:
             buffer = transports[rank].allocate(64).fill_(5)
-            transports[rank].call(peer, buffer).result(PATIENCE_S)
+            transports[rank].call(peer, calling(buffer)).result(PATIENCE_S)
             assert (buffer == 6).all()
 
 
@@ -85,10 +88,10 @@ def test_learners_with_and_without_shared_memory_talk_to_each_other():
 def test_a_call_waits_until_it_is_served(share_memory):
     with loopback(2, share_memory=share_memory) as (a, b):
         buffer = a.allocate(8).fill_(1)
-        future = a.call(1, buffer)
+        future = a.call(1, calling(buffer))
         served = threading.Event()
         assert not wait([future], timeout=0.05).done
-        b.serve(lambda peer, request, reply: (reply.copy_(request + 1), served.set()))
+        b.serve(answering(lambda peer, request, reply: (reply.copy_(request + 1), served.set())))
         future.result(PATIENCE_S)
         assert served.is_set()
         assert (buffer == 2).all()
@@ -97,12 +100,12 @@ def test_a_call_waits_until_it_is_served(share_memory):
 @both
 def test_after_serve_none_calls_are_refused_and_none_is_being_served(share_memory):
     with loopback(2, share_memory=share_memory) as (a, b):
-        b.serve(lambda peer, request, reply: reply.copy_(request + 1))
+        b.serve(answering(lambda peer, request, reply: reply.copy_(request + 1)))
         buffer = a.allocate(8).fill_(1)
-        a.call(1, buffer).result(PATIENCE_S)
+        a.call(1, calling(buffer)).result(PATIENCE_S)
         b.serve(None)
         for _ in range(2):
-            error = a.call(1, buffer).exception(PATIENCE_S)
+            error = a.call(1, calling(buffer)).exception(PATIENCE_S)
             assert isinstance(error, PeerLostError)
             assert error.reason == "it serves no more calls"
         assert (buffer == 2).all()
@@ -117,8 +120,8 @@ def test_serve_none_waits_for_the_call_being_served():
         ended.set()
 
     with loopback(2) as (a, b):
-        b.serve(slow)
-        future = a.call(1, a.allocate(8))
+        b.serve(answering(slow))
+        future = a.call(1, calling(a.allocate(8)))
         assert inside.wait(PATIENCE_S)
         stopping = threading.Thread(target=b.serve, args=(None,))
         stopping.start()
@@ -136,15 +139,15 @@ def test_what_a_handler_raises_reaches_the_training_thread_with_its_traceback(ki
 
     with loopback(3) as transports:
         a, b, _ = transports
-        b.serve(unlucky_handler)
+        b.serve(answering(unlucky_handler))
         pending = b.all_reduce(torch.zeros(1), ALL)  # the training thread waits in a sum that never ends
-        assert isinstance(a.call(1, a.allocate(8)).exception(PATIENCE_S), PeerLostError)
+        assert isinstance(a.call(1, calling(a.allocate(8))).exception(PATIENCE_S), PeerLostError)
         error = pending.exception(PATIENCE_S)
         assert type(error) is kind
         assert "unlucky_handler" in "".join(traceback.format_tb(error.__traceback__))
         with pytest.raises(kind, match="in the handler"):
             b.check()
-        assert b.swap(0, b.allocate(8), {0: b.allocate(8)}).exception(PATIENCE_S) is error
+        assert b.swap(Swap(0, b.allocate(8), {0: b.allocate(8)})).exception(PATIENCE_S) is error
         assert b.finish(b.allocate(8), ALL).exception(PATIENCE_S) is error
 
 
@@ -183,7 +186,7 @@ def test_swaps_bring_every_learner_the_weights_of_the_round_at_any_pace(share_me
                 outgoing.view(torch.float64).fill_(100 * round + rank)
                 if rng.random() < 0.3:
                     threading.Event().wait(0.005)
-                transport.swap(round, outgoing, incoming).result(PATIENCE_S)
+                transport.swap(Swap(round, outgoing, incoming)).result(PATIENCE_S)
                 for peer, buffer in incoming.items():
                     assert (buffer.view(torch.float64) == 100 * round + peer).all()
 
@@ -193,10 +196,10 @@ def test_swaps_bring_every_learner_the_weights_of_the_round_at_any_pace(share_me
 @both
 def test_a_peer_one_round_behind_gets_both_rounds(share_memory):
     with loopback(2, share_memory=share_memory) as (fast, slow):
-        ahead = [fast.swap(round, numbers(fast, 4, round), {1: numbers(fast, 4, -1)}) for round in (0, 1)]
+        ahead = [fast.swap(Swap(round, numbers(fast, 4, round), {1: numbers(fast, 4, -1)})) for round in (0, 1)]
         for round in (0, 1):
             got = numbers(slow, 4, -1)
-            slow.swap(round, numbers(slow, 4, 10 + round), {0: got}).result(PATIENCE_S)
+            slow.swap(Swap(round, numbers(slow, 4, 10 + round), {0: got})).result(PATIENCE_S)
             assert (got.view(torch.float64) == round).all()
             ahead[round].result(PATIENCE_S)
 
@@ -209,7 +212,7 @@ def test_a_learner_that_has_finished_answers_with_its_final_weights_until_all_ha
         slow = transports[2]
         for round in range(5):
             got = {peer: numbers(slow, 4, 0) for peer in (0, 1)}
-            slow.swap(round, numbers(slow, 4, 7), got).result(PATIENCE_S)
+            slow.swap(Swap(round, numbers(slow, 4, 7), got)).result(PATIENCE_S)
             assert [float(got[peer].view(torch.float64)[0]) for peer in (0, 1)] == [1000, 1001]
             assert not any(end.done() for end in ends)
         ends.append(slow.finish(finals[2], ALL))
@@ -219,8 +222,8 @@ def test_a_learner_that_has_finished_answers_with_its_final_weights_until_all_ha
 
 def test_learners_with_different_mixings_are_told_instead_of_waiting():
     with loopback(3) as (a, _, c):
-        waiting = a.swap(0, a.allocate(8), {1: a.allocate(8)})
-        c.swap(0, c.allocate(8), {0: c.allocate(8)})
+        waiting = a.swap(Swap(0, a.allocate(8), {1: a.allocate(8)}))
+        c.swap(Swap(0, c.allocate(8), {0: c.allocate(8)}))
         assert isinstance(waiting.exception(PATIENCE_S), StrategyError)
         with pytest.raises(StrategyError, match="learner 2 swaps with us"):
             a.check()
@@ -235,10 +238,10 @@ def test_futures_that_wait_for_a_learner_that_dies_name_it(share_memory):
         lost = []
         told = threading.Event()
         a.on_lost(lambda peer, reason: (lost.append((peer, reason)), told.set()))
-        c.serve(lambda peer, request, reply: None)
+        c.serve(answering(lambda peer, request, reply: None))
         futures = [
-            a.call(1, a.allocate(8)),
-            a.swap(0, a.allocate(8), {1: a.allocate(8)}),
+            a.call(1, calling(a.allocate(8))),
+            a.swap(Swap(0, a.allocate(8), {1: a.allocate(8)})),
             a.all_reduce(torch.zeros(1), ALL),
         ]
         crash(b)
@@ -248,8 +251,8 @@ def test_futures_that_wait_for_a_learner_that_dies_name_it(share_memory):
             assert error.peer == 1
         assert told.wait(PATIENCE_S)
         assert [peer for peer, _ in lost] == [1], "told once"
-        a.call(2, a.allocate(8)).result(PATIENCE_S)
-        assert isinstance(a.call(1, a.allocate(8)).exception(PATIENCE_S), PeerLostError)
+        a.call(2, calling(a.allocate(8))).result(PATIENCE_S)
+        assert isinstance(a.call(1, calling(a.allocate(8))).exception(PATIENCE_S), PeerLostError)
 
 
 def test_a_learner_that_gives_up_tells_its_peers_why():
@@ -273,11 +276,11 @@ def test_a_learner_that_leaves_in_order_fails_no_sum_under_way():
 
 def test_a_frozen_peer_does_not_block_others_while_it_is_connected_to(monkeypatch):
     with loopback(3) as (a, b, c), socket.create_server(("127.0.0.1", 0)) as frozen:
-        b.serve(lambda peer, request, reply: reply.copy_(request + 1))
+        b.serve(answering(lambda peer, request, reply: reply.copy_(request + 1)))
         a._connections._addresses[2] = frozen.getsockname()[:2]  # accepted by its kernel, never answered
-        stuck = a.call(2, a.allocate(8))
+        stuck = a.call(2, calling(a.allocate(8)))
         buffer = a.allocate(8).fill_(1)
-        a.call(1, buffer).result(PATIENCE_S)
+        a.call(1, calling(buffer)).result(PATIENCE_S)
         assert a._connections._lock.acquire(timeout=1.0), "no lock is held while waiting for the network"
         a._connections._lock.release()
         assert not stuck.done()
@@ -291,7 +294,7 @@ def test_a_frozen_peer_does_not_block_others_while_it_is_connected_to(monkeypatc
 
 def test_a_request_to_where_a_peer_was_does_not_lose_the_peer_that_has_come_back():
     with loopback(2) as (a, b):
-        waiting = a.call(1, a.allocate(8))  # b does not serve calls yet
+        waiting = a.call(1, calling(a.allocate(8)))  # b does not serve calls yet
         while not b._connections._incoming:
             time.sleep(0.001)
         a.admit(1, b.address)
@@ -299,21 +302,23 @@ def test_a_request_to_where_a_peer_was_does_not_lose_the_peer_that_has_come_back
         assert isinstance(error, PeerLostError)
         assert error.reason == "it has come back at another address"
         assert a.lost == {}
-        b.serve(lambda peer, request, reply: reply.copy_(request + 1))
-        assert (a.call(1, a.allocate(8).fill_(1)).result(PATIENCE_S) == 2).all()
+        b.serve(answering(lambda peer, request, reply: reply.copy_(request + 1)))
+        buffer = a.allocate(8).fill_(1)
+        a.call(1, calling(buffer)).result(PATIENCE_S)
+        assert (buffer == 2).all()
 
 
 def test_a_connection_that_opens_while_its_peer_comes_back_is_closed():
     with loopback(2) as (a, b), socket.create_server(("127.0.0.1", 0)) as frozen:
-        b.serve(lambda peer, request, reply: None)
+        b.serve(answering(lambda peer, request, reply: None))
         a._connections._addresses[1] = frozen.getsockname()[:2]
-        waiting = a.call(1, a.allocate(8))
+        waiting = a.call(1, calling(a.allocate(8)))
         with frozen.accept()[0]:
             a.admit(1, b.address)
         error = waiting.exception(PATIENCE_S)
         assert isinstance(error, PeerLostError)
         assert a.lost == {}
-        a.call(1, a.allocate(8)).result(PATIENCE_S)
+        a.call(1, calling(a.allocate(8))).result(PATIENCE_S)
 
 
 def test_a_learner_that_has_finished_does_not_wait_for_a_peer_that_it_loses():
@@ -353,10 +358,11 @@ def test_a_reply_that_cannot_be_sent_is_undone():
         reply.fill_(9)
 
     with loopback(2, share_memory=False) as (a, _):
-        a.serve(handler, undo=lambda peer, reply: undone.append((peer, reply.tolist())))
+        a.serve(answering(handler, undone=lambda peer, request, reply: undone.append((peer, reply.tolist()))))
         connection = raw_connection(a)
         caller = connection.socket
-        connection.send(Header(Kind.CALL, 4), torch.tensor(list(b"abcd"), dtype=torch.uint8))
+        connection.send(Header(Kind.CALL, 4))
+        connection.send(Header(Kind.PIECE, 4), torch.tensor(list(b"abcd"), dtype=torch.uint8))
         assert inside.wait(PATIENCE_S)
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         caller.close()  # with a reset
@@ -370,14 +376,14 @@ def test_a_reply_that_cannot_be_sent_is_undone():
 )
 def test_garbage_on_a_connection_ends_that_connection_and_nothing_else(garbage, caplog):
     with loopback(2) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):
-        a.serve(lambda peer, request, reply: reply.copy_(request + 1))
+        a.serve(answering(lambda peer, request, reply: reply.copy_(request + 1)))
         with raw_connection(a).socket as theirs:
             theirs.sendall(garbage)
             theirs.shutdown(socket.SHUT_WR)
             assert theirs.recv(100) == b""
         a.check()
         buffer = b.allocate(8).fill_(1)
-        b.call(0, buffer).result(PATIENCE_S)
+        b.call(0, calling(buffer)).result(PATIENCE_S)
         assert (buffer == 2).all()
     assert len(caplog.records) == (len(garbage) > 3)
 
@@ -399,15 +405,15 @@ def test_close_leaves_no_thread_and_no_file_behind_and_may_be_called_again(share
     threads, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     with loopback(3, share_memory=share_memory) as transports:
         for transport in transports:
-            transport.serve(lambda peer, request, reply: None)
+            transport.serve(answering(lambda peer, request, reply: None))
 
         def work(rank):
             transport = transports[rank]
             peers = [peer for peer in ALL if peer != rank]
             for peer in peers:
-                transport.call(peer, transport.allocate(8)).result(PATIENCE_S)
+                transport.call(peer, calling(transport.allocate(8))).result(PATIENCE_S)
             incoming = {peer: transport.allocate(8) for peer in peers}
-            transport.swap(0, transport.allocate(8), incoming).result(PATIENCE_S)
+            transport.swap(Swap(0, transport.allocate(8), incoming)).result(PATIENCE_S)
             transport.finish(transport.allocate(8), ALL).result(PATIENCE_S)
             transport.close()
             transport.close()
@@ -425,9 +431,9 @@ def test_close_does_not_wait_for_peers_that_wait_for_us():
     threads = set(threading.enumerate())
     with loopback(2) as (a, b):
         unauthenticated = socket.create_connection(a.address)
-        unserved = b.call(0, b.allocate(8))
-        early = b.swap(5, b.allocate(8), {0: b.allocate(8)})
-        mine = a.call(1, a.allocate(8))
+        unserved = b.call(0, calling(b.allocate(8)))
+        early = b.swap(Swap(5, b.allocate(8), {0: b.allocate(8)}))
+        mine = a.call(1, calling(a.allocate(8)))
         results = outcomes(2, lambda rank: (a, b)[rank].close())
         assert results == [None, None]
         assert isinstance(unserved.exception(PATIENCE_S), PeerLostError)
@@ -441,7 +447,7 @@ def test_requests_after_close_fail_instead_of_waiting():
     with loopback(2) as (a, _):
         a.close()
         with pytest.raises(RuntimeError, match="after shutdown"):
-            a.call(1, torch.zeros(8, dtype=torch.uint8))
+            a.call(1, calling(torch.zeros(8, dtype=torch.uint8)))
 
 
 def test_a_caller_that_freezes_in_the_middle_of_a_request_does_not_hang_close(monkeypatch):
@@ -454,9 +460,10 @@ def test_a_caller_that_freezes_in_the_middle_of_a_request_does_not_hang_close(mo
             return receive(connection, buffer, header)
 
         monkeypatch.setattr(Connection, "receive_into", blocked)
-        a.serve(lambda peer, request, reply: None)
+        a.serve(answering(lambda peer, request, reply: None))
         with b._connections.to(0) as connection:
             connection.send(Header(Kind.CALL, 1000))
+            connection.send(Header(Kind.PIECE, 1000))
             connection.socket.sendall(b"only the beginning")
             assert received.wait(PATIENCE_S)
             closing = threading.Thread(target=a.close)
@@ -470,7 +477,7 @@ def test_listeners_hear_of_a_lost_peer_also_if_the_training_thread_closes_becaus
     with loopback(2) as (a, _):
         told = []
         a.on_lost(lambda peer, reason: told.append(peer))
-        waiting = a.swap(0, a.allocate(64), {1: a.allocate(64)})
+        waiting = a.swap(Swap(0, a.allocate(64), {1: a.allocate(64)}))
         waiting.add_done_callback(lambda _: setattr(a, "_closed", True))  # as fast as a training thread can be
         a.lose(1, "its process ended")
         a._closed = False  # so that it is closed at the end

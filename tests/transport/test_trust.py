@@ -11,15 +11,19 @@ import time
 
 import pytest
 import torch
+from exchanges import PIECE_BYTES, answering, calling
 from loopback import PATIENCE_S, loopback, raw_connection
+from relay import Flip, Relay, behind
 
 from roundelay import threads
 from roundelay.errors import PeerLostError, RefusedError, StrategyError
-from roundelay.transport import acceptor, handshake, receiver, requests
-from roundelay.transport.framing import Header, Kind
+from roundelay.transport import acceptor, call_server, handshake, requests
+from roundelay.transport.base import Swap
+from roundelay.transport.framing import HEADER_BYTES, Header, Kind
 from roundelay.transport.handshake import Hello, Purpose
 from roundelay.transport.security import Security
 
+HEADERS = 2 * HEADER_BYTES  # of the call and of its first piece
 both = pytest.mark.parametrize("share_memory", [True, False], ids=["shared", "sockets"])
 
 
@@ -32,13 +36,13 @@ def exchanging(size=2, **options):
     """Learners of which 1 calls 0 all the time. At the end the calls must still succeed, and nothing may have failed."""
     with loopback(size, **options) as transports:
         answerer, caller = transports[:2]
-        answerer.serve(add_one)
+        answerer.serve(answering(add_one))
         stop, calls = threading.Event(), []
 
         def work():
             buffer = caller.allocate(4096)
             while not stop.is_set():
-                caller.call(0, buffer.fill_(1)).result(PATIENCE_S)
+                caller.call(0, calling(buffer.fill_(1))).result(PATIENCE_S)
                 assert (buffer == 2).all()
                 calls.append(time.monotonic())
 
@@ -140,41 +144,11 @@ def test_a_process_without_the_secret_is_not_accepted():
         until(lambda: refused(learner, "handshake") == 20)
 
 
-class Relay:
-    """Passes bytes on between callers and a learner; `alter(outward, data)` may change them."""
-
-    def __init__(self, target, alter=lambda outward, data: data):
-        self._target, self._alter = target, alter
-        self.recorded = bytearray()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = self._listener.getsockname()[:2]
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self):
-        with contextlib.suppress(OSError), self._listener:
-            while True:
-                caller, _ = self._listener.accept()
-                answerer = socket.create_connection(self._target)
-                for source, target in ((caller, answerer), (answerer, caller)):
-                    arguments = (source, target, source is caller)
-                    threading.Thread(target=self._pass, args=arguments, daemon=True).start()
-
-    def _pass(self, source, target, outward):
-        with source:
-            with contextlib.suppress(OSError):
-                while data := source.recv(65536):
-                    if outward:
-                        self.recorded += data
-                    target.sendall(self._alter(outward, data))
-            with contextlib.suppress(OSError):
-                target.shutdown(socket.SHUT_RDWR)
-
-
 def test_a_recorded_connection_cannot_be_played_again():
     with exchanging(3) as (learner, _, third):
         relay = Relay(learner.address)
         third._connections._addresses[0] = relay.address
-        third.call(0, third.allocate(64).fill_(1)).result(PATIENCE_S)
+        third.call(0, calling(third.allocate(64).fill_(1))).result(PATIENCE_S)
         send(learner.address, relay.recorded)
         until(lambda: refused(learner, "handshake") == 1)
 
@@ -196,7 +170,7 @@ def test_a_flood_of_connections_does_not_block_learners(caplog):
         until(lambda: refused(learner, "handshake") >= flood - acceptor.MOST_UNAUTHENTICATED - 1)
         assert threading.active_count() <= threads + acceptor.MOST_UNAUTHENTICATED + 5
         buffer = third.allocate(64).fill_(1)
-        third.call(0, buffer).result(PATIENCE_S)  # over a new connection
+        third.call(0, calling(buffer)).result(PATIENCE_S)  # over a new connection
         assert (buffer == 2).all()
         for connection in connections:
             connection.close()
@@ -221,7 +195,7 @@ def test_a_learner_that_runs_out_of_files_accepts_connections_later():
         learner._acceptor._listener = Exhausted()
         socket.create_connection(learner.address).close()  # so that the pending accept returns
         until(lambda: not left[0])
-        third.call(0, third.allocate(64)).result(PATIENCE_S)
+        third.call(0, calling(third.allocate(64))).result(PATIENCE_S)
         learner._acceptor._listener = real
 
 
@@ -238,7 +212,7 @@ def test_a_learner_that_runs_out_of_threads_accepts_connections_later(monkeypatc
         monkeypatch.setattr(threads, "start", out_of_threads)
         socket.create_connection(learner.address).close()
         until(lambda: refused(learner, "handshake") == 1)
-        third.call(0, third.allocate(64)).result(PATIENCE_S)
+        third.call(0, calling(third.allocate(64))).result(PATIENCE_S)
 
 
 def test_a_learner_of_another_run_is_refused():
@@ -260,10 +234,10 @@ def test_a_handler_may_refuse_a_call_and_no_peer_is_lost(share_memory):
         reply.copy_(request + 1)
 
     with loopback(2, share_memory=share_memory) as (a, b):
-        b.serve(choosy)
+        b.serve(answering(choosy))
         buffer = a.allocate(4096)
         for value in (7, 1, 7, 1):
-            future = a.call(1, buffer.fill_(value))
+            future = a.call(1, calling(buffer.fill_(value)))
             if value == 7:
                 error = future.exception(PATIENCE_S)
                 assert isinstance(error, RefusedError)
@@ -277,59 +251,43 @@ def test_a_handler_may_refuse_a_call_and_no_peer_is_lost(share_memory):
         assert not a.lost
 
 
-class Flip:
-    """Changes one byte, the `position`-th of the first large piece that goes that way."""
-
-    def __init__(self, outward, position):
-        self.outward, self.position, self.done = outward, position, False
-
-    def __call__(self, outward, data):
-        if outward != self.outward or len(data) < 1000 or self.done:
-            return data
-        self.done = True
-        return data[: self.position] + bytes([data[self.position] ^ 4]) + data[self.position + 1 :]
-
-
-def behind(transport, peer, alter):
-    """Have `transport` reach `peer` through a relay from now on."""
-    transport._connections._addresses[peer] = Relay(transport._connections._addresses[peer], alter).address
-
-
 def test_a_call_that_was_altered_on_the_way_is_refused_and_the_next_one_is_taken(caplog):
     served = []
     with loopback(2, share_memory=False) as (a, b), caplog.at_level(logging.WARNING, "roundelay"):
-        behind(a, 1, Flip(outward=True, position=500))
-        b.serve(lambda peer, request, reply: served.append(request.clone()))
+        behind(a, 1, Flip(HEADERS + 500, outward=True))
+        b.serve(answering(lambda peer, request, reply: served.append(request.clone())))
         buffer = a.allocate(4096).fill_(1)
-        error = a.call(1, buffer).exception(PATIENCE_S)
+        error = a.call(1, calling(buffer)).exception(PATIENCE_S)
         assert isinstance(error, RefusedError)
         assert error.reason == "checksum"
         assert served == [], "nothing of it was applied"
-        a.call(1, buffer).result(PATIENCE_S)
+        a.call(1, calling(buffer)).result(PATIENCE_S)
         assert len(served) == 1
         assert (served[0] == 1).all()
         assert b.refused.counts == {"checksum": 1}
         assert not a.lost
-    assert "learner 1 refused a message of learner 0: checksum" in caplog.text
+    assert "learner 1 refused a call of learner 0: checksum" in caplog.text
 
 
 def test_a_reply_that_was_altered_on_the_way_fails_the_call_and_no_more():
     with loopback(2, share_memory=False) as (a, b):
-        behind(a, 1, Flip(outward=False, position=500))
-        b.serve(add_one)
-        error = a.call(1, a.allocate(4096).fill_(1)).exception(PATIENCE_S)
+        behind(a, 1, Flip(HEADER_BYTES + 500, outward=False))
+        b.serve(answering(add_one))
+        error = a.call(1, calling(a.allocate(4096).fill_(1))).exception(PATIENCE_S)
         assert isinstance(error, RefusedError)
         assert a.refused.counts == {"checksum": 1}
         buffer = a.allocate(4096).fill_(1)
-        a.call(1, buffer).result(PATIENCE_S)
+        a.call(1, calling(buffer)).result(PATIENCE_S)
         assert (buffer == 2).all()
 
 
 def test_a_swap_that_was_altered_on_the_way_is_sent_again():
     with loopback(2, share_memory=False) as (a, b):
-        behind(a, 1, Flip(outward=True, position=500))
+        behind(a, 1, Flip(HEADERS + 500, outward=True))
         got = {rank: t.allocate(4096).fill_(0) for rank, t in enumerate((a, b))}
-        swaps = [t.swap(0, t.allocate(4096).fill_(rank + 1), {1 - rank: got[rank]}) for rank, t in enumerate((a, b))]
+        swaps = [
+            t.swap(Swap(0, t.allocate(4096).fill_(rank + 1), {1 - rank: got[rank]})) for rank, t in enumerate((a, b))
+        ]
         for swap in swaps:
             swap.result(PATIENCE_S)
         assert (got[0] == 2).all()
@@ -339,21 +297,21 @@ def test_a_swap_that_was_altered_on_the_way_is_sent_again():
 
 def test_a_swap_that_is_altered_every_time_fails_in_the_end():
     with loopback(2, share_memory=False) as (a, b):
-        behind(a, 1, lambda outward, data: data if len(data) < 1000 else data[:-1] + bytes([data[-1] ^ 1]))
-        b.swap(0, b.allocate(4096), {0: b.allocate(4096)})
-        error = a.swap(0, a.allocate(4096), {1: a.allocate(4096)}).exception(PATIENCE_S)
+        behind(a, 1, lambda outward, start, data: data if len(data) < 1000 else data[:-1] + bytes([data[-1] ^ 1]))
+        b.swap(Swap(0, b.allocate(4096), {0: b.allocate(4096)}))
+        error = a.swap(Swap(0, a.allocate(4096), {1: a.allocate(4096)})).exception(PATIENCE_S)
         assert isinstance(error, RefusedError)
         assert refused(b, "checksum") == requests.SWAP_ATTEMPTS
 
 
 def test_an_altered_header_ends_its_connection_but_neither_learner():
     with loopback(3, share_memory=False) as (a, b, c):
-        behind(a, 1, Flip(outward=True, position=5))
-        b.serve(add_one)
-        assert isinstance(a.call(1, a.allocate(4096)).exception(PATIENCE_S), PeerLostError)
+        behind(a, 1, Flip(HEADER_BYTES + 5, outward=True))
+        b.serve(answering(add_one))
+        assert isinstance(a.call(1, calling(a.allocate(4096))).exception(PATIENCE_S), PeerLostError)
         assert b.refused.counts == {"header": 1}
         b.check()
-        c.call(1, c.allocate(4096)).result(PATIENCE_S)
+        c.call(1, calling(c.allocate(4096))).result(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -388,13 +346,13 @@ def test_shared_memory_is_refused_by_a_learner_that_has_none():
 @both
 def test_a_call_with_weights_of_another_layout_is_refused(share_memory):
     with loopback(2, share_memory=share_memory) as (a, b):
-        b.serve(add_one)
+        b.serve(answering(add_one))
         a.layout, b.layout = 5, 6
-        error = a.call(1, a.allocate(4096)).exception(PATIENCE_S)
+        error = a.call(1, calling(a.allocate(4096))).exception(PATIENCE_S)
         assert isinstance(error, RefusedError)
         assert error.reason == "another model"
         b.layout = 5
-        a.call(1, a.allocate(4096)).result(PATIENCE_S)
+        a.call(1, calling(a.allocate(4096))).result(PATIENCE_S)
 
 
 @both
@@ -403,8 +361,8 @@ def test_a_swap_with_weights_of_another_model_is_an_error_that_says_so(share_mem
     with loopback(2, share_memory=share_memory) as (a, b):
         a.layout, b.layout = (5, 6) if difference == "layout" else (0, 0)
         nbytes = 4096 if difference == "layout" else 8192
-        a.swap(0, a.allocate(nbytes), {1: a.allocate(nbytes)})
-        waiting = b.swap(0, b.allocate(4096), {0: b.allocate(4096)})
+        a.swap(Swap(0, a.allocate(nbytes), {1: a.allocate(nbytes)}))
+        waiting = b.swap(Swap(0, b.allocate(4096), {0: b.allocate(4096)}))
         with pytest.raises(StrategyError, match="build the same model everywhere"):
             waiting.result(PATIENCE_S)
 
@@ -413,23 +371,31 @@ def test_a_swap_with_weights_of_another_model_is_an_error_that_says_so(share_mem
 
 
 def test_a_caller_that_freezes_in_the_middle_of_its_request_blocks_no_other(monkeypatch):
-    monkeypatch.setattr(receiver, "STALL_S", 0.1)
+    monkeypatch.setattr(call_server, "STALL_S", 0.1)
     with exchanging(share_memory=False) as (learner, _):
-        frozen, buffer = raw_connection(learner), learner._receiver._request_buffer
+        frozen, buffer = raw_connection(learner), learner._calls._request_buffer
         frozen.send(Header(Kind.CALL, 10_000))
+        frozen.send(Header(Kind.PIECE, 10_000))
         frozen.socket.sendall(b"and no more")
-        until(lambda: learner._receiver._request_buffer is not buffer)
+        until(lambda: learner._calls._request_buffer is not buffer)
         assert buffer.lock.locked()
     frozen.socket.close()
 
 
+def send_all(connection, request):
+    with contextlib.suppress(OSError):
+        for piece in request.split(PIECE_BYTES):
+            connection.send(Header(Kind.PIECE, piece.nbytes), piece)
+
+
 def test_a_caller_that_does_not_read_its_reply_blocks_no_other(monkeypatch):
-    monkeypatch.setattr(receiver, "STALL_S", 0.1)
+    monkeypatch.setattr(call_server, "STALL_S", 0.1)
     large = torch.zeros(32 * 2**20, dtype=torch.uint8)
     with exchanging(share_memory=False) as (learner, _):
-        frozen, buffer = raw_connection(learner), learner._receiver._request_buffer
-        frozen.send(Header(Kind.CALL, large.nbytes), large)
-        until(lambda: learner._receiver._request_buffer is not buffer)
+        frozen, buffer = raw_connection(learner), learner._calls._request_buffer
+        frozen.send(Header(Kind.CALL, large.nbytes))
+        threading.Thread(target=send_all, args=(frozen, large), daemon=True).start()
+        until(lambda: learner._calls._request_buffer is not buffer)
         assert buffer.lock.locked()
         frozen.socket.close()
 
@@ -444,9 +410,9 @@ def test_a_peer_that_continues_after_a_failed_call_writes_into_memory_that_no_la
         ended.set()
 
     with loopback(2, share_memory=True) as (a, b):
-        b.serve(frozen)
+        b.serve(answering(frozen))
         buffer = a.allocate(4096)
-        future = a.call(1, buffer.fill_(1))
+        future = a.call(1, calling(buffer.fill_(1)))
         assert inside.wait(PATIENCE_S)
         a.lose(1, "no heartbeat")
         assert isinstance(future.exception(PATIENCE_S), PeerLostError)

@@ -22,7 +22,8 @@ from torch import Tensor
 from roundelay.clock import VirtualClock
 from roundelay.errors import RoundelayError
 from roundelay.transport.heartbeats import LOST_AFTER_S
-from roundelay.transport.simulated import SimulatedNetwork, SimulatedTransport
+from roundelay.transport.simulated import SimulatedNetwork
+from roundelay.transport.simulated_transport import SimulatedTransport
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,11 @@ class Ports:
         )  # outward and inward, by learner
         self._between: tuple[_FreeAt, _FreeAt] = (defaultdict(float), defaultdict(float))  # outward and inward, by node
 
-    def arrival(self, sender: int, receiver: int, nbytes: float, now: float) -> float:
-        """The time at which a message that is sent at `now` arrives; each port is busy until the message has passed."""
+    def arrival(self, sender: int, receiver: int, nbytes: float, now: float, *, streamed: bool = False) -> float:
+        """The time at which a message that is sent at `now` arrives; each port is busy until the message has passed.
+
+        A `streamed` message was sent while one of the same size came the other way, which has just arrived.
+        """
         links = self.links
         a, b = sender // links.node_size, receiver // links.node_size
         if a == b:
@@ -90,7 +94,7 @@ class Ports:
         else:
             out, into = self._between
             busy_s, latency_s = nbytes / links.bandwidth_Bps, links.latency_s
-        sent = out[a] = max(now, out[a]) + busy_s
+        sent = out[a] = max(now - busy_s if streamed else now, out[a]) + busy_s
         # The switch buffers messages for a busy receiver, so a busy receiver does not block the sender's port.
         received = into[b] = max(sent, into[b] + busy_s)
         return received + latency_s
@@ -133,11 +137,14 @@ class ModelledNetwork(SimulatedNetwork):
             reason = f"no heartbeat for {LOST_AFTER_S:g} s"
             self.clock.call_later(at - now + LOST_AFTER_S, lambda: self.lose(rank, reason))
 
-    def deliver(self, sender: int, receiver: int, nbytes: int, action: Callable[[], None]) -> None:
+    def deliver(
+        self, sender: int, receiver: int, nbytes: int, action: Callable[[], None], *, streamed: bool = False
+    ) -> None:
         """Queue at both ports, then run `action` on arrival, if both learners and the link are still alive."""
         now, counted = self.clock.now(), self.counted(nbytes)
-        self.transports[sender].traffic.sent(receiver, int(counted))
-        arrival = self._ports.arrival(sender, receiver, counted, now)
+        if nbytes:
+            self.transports[sender].traffic.sent(receiver, int(counted))
+        arrival = self._ports.arrival(sender, receiver, counted, now, streamed=streamed)
         self.clock.call_later(arrival - now, lambda: self._arrive(sender, receiver, int(counted), action))
 
     def _arrive(self, sender: int, receiver: int, nbytes: int, action: Callable[[], None]) -> None:

@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from roundelay.clock import Steps, done, first_of
+from roundelay.clock import Steps
 from roundelay.cluster.membership import Membership
-from roundelay.errors import PeerLostError, RefusedError, StrategyError
+from roundelay.errors import StrategyError
 from roundelay.strategies.base import Strategy, fingerprint, mixing_over, spread
 from roundelay.strategies.exchange_counts import ExchangeCounts
+from roundelay.strategies.own_exchanges import OwnExchanges
 from roundelay.strategies.pair_average import PairAverage
+from roundelay.strategies.pair_exchange import AnsweringEnd
 from roundelay.strategies.partners import Partners
 from roundelay.topology import Family, Mixing, family
-from roundelay.transport.base import NO_CALLS, Request, Transport
-from roundelay.weights.flat import NON_FINITE, Flat
+from roundelay.transport.base import Transport
+from roundelay.weights.flat import Flat
 from roundelay.weights.replica import Replica
 
-DISAGREEMENT_EVERY = 8  # exchanges: |s_i - x_j| costs a pass over the weights
 WIRE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class _Exchange:
-    """An own call: the peer, and a future that is done once the reply was applied or has failed."""
-
-    peer: int = -1
-    over: Future[None] = field(default_factory=done)
 
 
 class ADPSGD(Strategy):
@@ -91,18 +82,21 @@ class ADPSGD(Strategy):
         self._partners.use(mixing_over(self._family, membership), membership)
         mirror = replica.mirror(transport.allocate)
         self._live = PairAverage(replica, mirror, WIRE_DTYPES[self.wire] if self.wire else None)
-        self._request = Request(mirror.storage, self._live.pack, replica.wait_until_readable)
-        self._corrections = [self._new_correction()]  # free: no exchange uses them
-        self._exchange = self._aside = _Exchange()  # the last own one; an earlier one with a silent peer
-        self._steps = 0
         self._counts = ExchangeCounts()
-        self._disagreement2 = 0.0
-        self._failure: BaseException | None = None  # raised in a thread of the transport
+        self._own = OwnExchanges(self._live, transport, self._partners, self._counts)
+        self._steps = 0
         transport.layout = self._live.wire_layout.code
-        transport.serve(self._answer, self._undo)
+        transport.serve(self._answer)
 
-    def _new_correction(self) -> Flat:
-        return Flat(self._live.flat.views, self.transport.allocate)
+    @contextlib.contextmanager
+    def _answer(self, peer: int, request: Tensor, reply: Tensor) -> Iterator[AnsweringEnd]:
+        """A peer asks for an exchange. In a thread of the transport."""
+        with self._live.answer(peer, request, reply) as end:
+            yield end
+        with self._live.lock:
+            self._counts.served += 1
+            self._counts.exchanged()
+        self._partners.report_change()  # a step may wait for an exchange
 
     def reform(self, membership: Membership) -> None:
         """Ask the topology for these members. An exchange under way ends as it began."""
@@ -112,9 +106,8 @@ class ADPSGD(Strategy):
     def before_step(self) -> Steps:
         """Take the lock of the live weights; the optimizer works on them until `after_step`."""
         self.abandon()
-        self._raise_failure()
-        if self._counts.lead >= self.max_lead:
-            yield from self._wait_for_an_exchange()
+        self._own.raise_failure()
+        yield from self._own.wait_for_lead(self.max_lead, tries=2 * self.membership.size)
         self._live.lock.acquire()
         self._stepping = True
         self._counts.step_begins()
@@ -132,100 +125,14 @@ class ADPSGD(Strategy):
         self._steps += 1
         if self.rounds_by_step:
             self._partners.round = self._steps
-        if self._exchange.over.done():
-            self._call_next()
+        self._own.start_unless_under_way()
         self.replica.follow(self._live.flat)
         yield from ()
-
-    def _wait_for_an_exchange(self) -> Steps:
-        """Wait until an own exchange has finished, or no peer is left to exchange with.
-
-        The number of tries is bounded: a learner whose weights every peer refuses must go on and find that out.
-        """
-        for _ in range(2 * self.membership.size):
-            if self._counts.lead < self.max_lead:
-                return
-            change = self._partners.change()  # before looking for silent peers, so that no change is missed
-            if self._aside.over.done() and self._partners.is_silent(self._exchange.peer):
-                self._aside, self._exchange = self._exchange, _Exchange()
-            if self._exchange.over.done() and not self._call_next() and self._aside.over.done():
-                return
-            pending = [each.over for each in (self._exchange, self._aside) if not each.over.done()]
-            if pending:
-                yield first_of(change, *pending)
-            self._raise_failure()
-
-    def _call_next(self) -> bool:
-        """Start an exchange with the next partner; False if there is none."""
-        busy = None if self._aside.over.done() else self._aside.peer
-        peer = self._partners.next(busy)
-        if peer is None:
-            return False
-        self._counts.call_started(peer)
-        exchange = self._exchange = _Exchange(peer, Future())
-        correction = self._corrections.pop() if self._corrections else self._new_correction()
-        reply = self.transport.call(peer, correction.storage, self._request)
-        reply.add_done_callback(lambda reply: self._replied(reply, exchange, correction))
-        return True
-
-    def _replied(self, reply: Future[Tensor], exchange: _Exchange, correction: Flat) -> None:
-        """End an own exchange. In a thread of the transport, or on the virtual clock."""
-        try:
-            self._take_reply(reply, exchange.peer, correction)
-        except BaseException as error:  # a future swallows what its callbacks raise: the next step raises this
-            self._failure = error
-        finally:
-            exchange.over.set_result(None)
-
-    def _take_reply(self, reply: Future[Tensor], peer: int, correction: Flat) -> None:
-        """x_i <- x_i - c, if the peer has replied."""
-        try:
-            self._apply(peer, reply.result())
-        except RefusedError as error:
-            self._count_failed()
-            if error.reason == NON_FINITE:
-                self._live.stop_narrowing()  # the correction may be too large for the wire dtype
-            if reply.exception() is None:
-                self.transport.refused.count(error.reason, f"a reply of learner {peer}")
-        except PeerLostError as error:
-            self._count_failed()
-            if error.reason == NO_CALLS or peer in self.transport.lost:  # not if it has come back at another address
-                self._partners.lose(peer)
-            self.transport.free(correction.storage)  # a peer that is only frozen may still write to it
-            return
-        self._corrections.append(correction)
-
-    def _count_failed(self) -> None:
-        with self._live.lock:
-            self._counts.failed += 1
-
-    def _apply(self, peer: int, reply: Tensor) -> None:
-        self._live.take(peer, reply)
-        with self._live.lock:
-            self._counts.finished += 1
-            self._counts.exchanged()
-        if self._counts.finished % DISAGREEMENT_EVERY == 1:
-            self._disagreement2 = self._live.norm2(peer, reply)
-
-    def _answer(self, peer: int, request: Tensor, reply: Tensor) -> None:
-        """x_j <- x_j + c. In a thread of the transport."""
-        self._live.answer(peer, request, reply)
-        with self._live.lock:
-            self._counts.served += 1
-            self._counts.exchanged()
-
-    def _undo(self, peer: int, reply: Tensor) -> None:
-        """The caller never got c: taking c back conserves the sum."""
-        self._live.undo(peer, reply)
-        with self._live.lock:
-            self._counts.served -= 1
 
     def drain(self) -> Steps:
         """Wait for the own exchanges, then working <- live."""
         self.abandon()
-        yield self._exchange.over
-        yield self._aside.over
-        self._raise_failure()
+        yield from self._own.drain()
         self._update_working_weights()
 
     def before_saving(self) -> Steps:
@@ -244,10 +151,6 @@ class ADPSGD(Strategy):
         with self._live.lock:
             self.replica.copy_from(self._live.flat)
             self._counts.weights_read()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def peer_lost(self, peer: int, reason: str) -> None:
         """Go on without `peer`."""
@@ -282,7 +185,7 @@ class ADPSGD(Strategy):
     def metrics(self) -> dict[str, float]:
         """Exchanges, staleness, lead, spread."""
         return self._counts.metrics() | {
-            "spread": spread(self._disagreement2, self.membership.size),
+            "spread": spread(self._own.disagreement2, self.membership.size),
             "peers_lost": len(self._partners.lost.intersection(self.membership.living)),
         }
 

@@ -14,7 +14,7 @@ from roundelay.cluster.membership import Membership
 from roundelay.errors import RefusedError
 from roundelay.strategies.base import Strategy, fingerprint, mixing_over, spread
 from roundelay.topology import Family, Mixing, family
-from roundelay.transport.base import Transport
+from roundelay.transport.base import Swap, Transport
 from roundelay.weights.flat import NON_FINITE, Flat, all_finite
 from roundelay.weights.replica import Replica
 
@@ -72,7 +72,7 @@ class DPSGD(Strategy):
         mixed: Future[None] = Future()
         self._mixed = mixed
         wait = self.replica.wait_until_readable
-        swap = self.transport.swap(self._swaps, self._own.storage, buffers, wait)
+        swap = self.transport.swap(Swap(self._swaps, self._own.storage, buffers, wait))
         self._swaps += 1
         self._swaps_with.update(self._row.keys())
         swap.add_done_callback(lambda swap: self._swapped(swap, mixed))

@@ -20,6 +20,7 @@ from torch import Tensor
 from roundelay.clock import done
 from roundelay.errors import PeerLostError, RefusedError
 from roundelay.transport.base import Transport
+from roundelay.transport.messages import answering, ask
 
 _HEADER = struct.Struct("<qqq")  # kind, the round that it is about, the sender's own round
 
@@ -56,7 +57,7 @@ class OuterRounds:
         self._leaving = False
         self._buffers: dict[int, list[Tensor]] = {}  # free ones by length, for calls: peers keep them mapped
         self._ended = done()
-        transport.serve(self._answer)
+        transport.serve(answering(self._answer))
 
     @property
     def next_round(self) -> int:
@@ -134,7 +135,7 @@ class OuterRounds:
     def _tell(self, peer: int, kind: _Kind, round: int) -> None:
         buffer = torch.empty(_HEADER.size, dtype=torch.uint8)
         _write_header(buffer, kind, round, self.round)
-        self._transport.call(peer, buffer).add_done_callback(lambda reply: self._heard(peer, round, reply))
+        ask(self._transport, peer, buffer).add_done_callback(lambda reply: self._heard(peer, round, reply))
 
     def _heard(self, peer: int, round: int, reply: Future[Tensor]) -> None:
         """A peer has answered what we told it about `round`."""
@@ -156,7 +157,7 @@ class OuterRounds:
             buffer = free.pop() if free else self._transport.allocate(length)
         _write_header(buffer, _Kind.MESSAGE, round, round)
         buffer[_HEADER.size :] = message
-        reply = self._transport.call(peer, buffer)
+        reply = ask(self._transport, peer, buffer)
         reply.add_done_callback(lambda reply: self._replied(peer, round, buffer, reply))
 
     def _replied(self, peer: int, round: int, buffer: Tensor, reply: Future[Tensor]) -> None:

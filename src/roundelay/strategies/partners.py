@@ -73,6 +73,11 @@ class Partners:
                 self._silent.add(peer)
             else:
                 self._silent.discard(peer)
+        self.report_change()
+
+    def report_change(self) -> None:
+        """Wake the thread that waits for a `change`."""
+        with self._lock:
             waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.set_result(None)
@@ -83,7 +88,7 @@ class Partners:
             return peer in self._silent
 
     def change(self) -> Future[None]:
-        """Done at the next call of `set_silent`. One thread waits at a time: an earlier future is forgotten."""
+        """Done at the next `set_silent` or `report_change`. One thread waits at a time: an earlier future is forgotten."""
         with self._lock:
             self._waiting = Future()
             return self._waiting

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,15 +18,35 @@ from roundelay.transport.refusals import Refusals
 
 Address = tuple[str, int]
 
-Handler = Callable[[int, Tensor, Tensor], None]
-"""Answers a call: (peer, request, reply). Reads the request once and fills the reply, which is as long.
 
-The request may change while it is read, and request and reply may be the same memory. A handler that has changed nothing may
-raise RefusedError: then the call fails with it.
+class Exchange(Protocol):
+    """One end of an exchange of weights, which travel piece by piece. One thread of the transport uses it.
+
+    The caller prepares a piece and sends it. The answering end receives the piece, applies it, which turns the piece into the
+    reply, and sends it back. The caller applies the reply. Pieces go both ways at the same time.
+    """
+
+    @property
+    def pieces(self) -> Sequence[Tensor]:
+        """Flat uint8 tensors: where each piece of the request is, and later its reply."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much of the buffer the pieces take, with the gaps between them."""
+
+    def prepare(self, k: int) -> None:
+        """At the caller: fill piece k, or wait until the peer may read it in shared memory."""
+
+    def apply(self, k: int) -> None:
+        """Change the weights by piece k. Raises RefusedError if the piece is not acceptable."""
+
+
+Begin = Callable[[int, Tensor, Tensor], AbstractContextManager[Exchange]]
+"""Begins one end of an exchange: (peer, request, reply), two buffers of the same length, or the same buffer twice.
+
+If the block of the context raises, the exchange has failed at both ends: the context takes back all pieces applied so far. Raises
+RefusedError if the buffers do not fit. Several exchanges may be under way at the same time, in different threads.
 """
-
-Undo = Callable[[int, Tensor], None]
-"""Takes back what a handler did: (peer, reply)."""
 
 LostListener = Callable[[int, str], None]
 """Told once about every peer that is gone, and why."""
@@ -44,17 +65,36 @@ class SilenceListener(Protocol):
 
 
 @dataclass(frozen=True)
-class Request:
-    """What a call sends. It is read without a lock, at a time that the transport or the peer chooses.
+class Call:
+    """An exchange that we ask for.
 
     Attributes:
-        memory: read in place by a peer that shares memory with us.
-        pack: for all other peers: fills the call's buffer, and returns the part of the buffer that is to travel.
-        wait: blocks until the memory may be read.
+        memory: the request, for a peer that shares memory with us and reads it in place.
+        buffer: takes the reply. For all other peers it also takes the request, before that is sent.
+        begin: our end of the exchange.
+        streams: replies come while the request is sent, as with several pieces. Only the virtual clock asks.
     """
 
     memory: Tensor
-    pack: Callable[[Tensor], Tensor]
+    buffer: Tensor
+    begin: Begin
+    streams: bool = True
+
+
+@dataclass(frozen=True)
+class Swap:
+    """What all neighbours of a round send each other.
+
+    Attributes:
+        round: its number.
+        outgoing: what every peer of `incoming` gets from us.
+        incoming: by peer: filled with what that peer sends in the same round.
+        wait: blocks, in a thread of the transport, until `outgoing` may be read.
+    """
+
+    round: int
+    outgoing: Tensor
+    incoming: Mapping[int, Tensor]
     wait: Callable[[], object] = lambda: None
 
 
@@ -139,32 +179,22 @@ class Transport(ABC):
         """Give up a buffer made by `allocate` whose call has failed: a frozen peer may still write to it later."""
 
     @abstractmethod
-    def swap(
-        self,
-        round: int,
-        outgoing: Tensor,
-        incoming: Mapping[int, Tensor],
-        wait: Callable[[], object] = lambda: None,
-    ) -> Future[None]:
-        """Send `outgoing` to every peer of `incoming`, and fill `incoming` with what they send in the same round.
+    def swap(self, swap: Swap) -> Future[None]:
+        """Send to every peer of the round, and receive what the peers send."""
 
-        `wait` blocks, in a thread of the transport, until `outgoing` may be read.
+    @abstractmethod
+    def call(self, peer: int, call: Call) -> Future[None]:
+        """Exchange with `peer`. The future is done when both ends have applied all pieces; if it fails, neither has.
+
+        There is one exception. The caller confirms an exchange by its last message. If the connection breaks while that
+        message is on its way, the caller has applied the exchange and the answering end takes it back.
         """
 
     @abstractmethod
-    def call(self, peer: int, buffer: Tensor, request: Request | None = None) -> Future[Tensor]:
-        """Send `buffer` to `peer`, whose handler answers at once; the reply, as long as what was sent, replaces it.
+    def serve(self, begin: Begin | None) -> None:
+        """Answer calls with exchanges from `begin`, in the threads in which they arrive; calls that came earlier have waited.
 
-        With a `request`, that is sent instead, and `buffer` only takes the reply. The future gives the part of the buffer
-        that holds the reply.
-        """
-
-    @abstractmethod
-    def serve(self, handler: Handler | None, undo: Undo | None = None) -> None:
-        """Answer calls with `handler` from now on, in the threads in which they arrive; calls that came earlier have waited.
-
-        `undo` is given the reply if it is certain that it never reached the caller. A handler of None refuses calls;
-        once this returns, no call is being served.
+        None refuses calls; once this returns, no call is being served.
         """
 
     @abstractmethod
@@ -203,6 +233,13 @@ class Transport(ABC):
     @abstractmethod
     def lose(self, peer: int, reason: str) -> None:
         """`peer` is gone: futures that depend on it fail, and listeners are told."""
+
+    def keep_reaching(self, wanted: Callable[[], Iterable[int]], report: Callable[[int, bool], None]) -> None:
+        """Connect again and again to peers of `wanted()` that are lost, if this transport can. For asynchronous exchanges.
+
+        `report` is called, in a thread of the transport, with a peer and False when the peer is found to be cut off, and
+        with True when it is reached again.
+        """
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:

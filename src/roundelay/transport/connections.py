@@ -34,10 +34,16 @@ class _Outgoing:
     def replace(self) -> None:
         """Wake the request under way, then close the connection."""
         self.replaced = True
-        if self.connection is not None:
-            shut_down(self.connection.socket)
+        if (connection := self.connection) is not None:
+            shut_down(connection.socket)
             with self.lock:  # a file descriptor must not be closed, and used again, while a thread reads from it
-                self.connection.socket.close()
+                self.close()
+
+    def close(self) -> None:
+        """Close the connection; the next request opens a new one. The caller holds the lock."""
+        if self.connection is not None:
+            self.connection.socket.close()
+            self.connection = None
 
 
 class Connections:
@@ -74,13 +80,18 @@ class Connections:
         """`peer` is at this address from now on; a connection to where it was is closed."""
         with self._lock:
             self._addresses[peer] = address
+        self.reopen(peer)
+
+    def reopen(self, peer: int) -> None:
+        """`peer` is where it was, and can be reached again; a connection from before is closed."""
+        with self._lock:
             before = self._outgoing.pop(peer, None)
         if before is not None:
             before.replace()
 
-    def open_heartbeat(self, peer: int) -> socket.socket:
+    def open_heartbeat(self, peer: int, purpose: Purpose = Purpose.HEARTBEAT) -> socket.socket:
         """A new connection for heartbeats. Raises OSError if the peer does not answer."""
-        hello = Hello(self._rank, Purpose.HEARTBEAT, os.getpid(), self._host)
+        hello = Hello(self._rank, purpose, os.getpid(), self._host)
         connection, _ = handshake.connect(self._addresses[peer], hello, peer, self._security)
         return connection
 
@@ -103,7 +114,12 @@ class Connections:
                     if outgoing.replaced:
                         outgoing.connection.socket.close()
                     self._liveness.raise_if_lost(peer)
-                yield outgoing.connection
+                try:
+                    yield outgoing.connection
+                except BaseException:  # a message may be half sent or half read
+                    with self._lock:
+                        outgoing.close()
+                    raise
         except PeerLostError:
             raise
         except OSError as error:
@@ -126,25 +142,25 @@ class Connections:
         """Close and forget a connection that a peer has opened."""
         with self._lock:
             self._incoming.discard(connection)
-        connection.socket.close()
+            connection.socket.close()
 
     def shut_down(self, peer: int | None = None) -> None:
         """Wake the threads that are blocked on connections with `peer`, or with any peer."""
-        for connection in self._all():
-            if peer in (None, connection.peer.rank):
-                shut_down(connection.socket)
+        with self._lock:  # so that no thread closes a socket, and another one gets its file descriptor, in between
+            for connection in self._all():
+                if peer in (None, connection.peer.rank):
+                    shut_down(connection.socket)
 
     def close(self, *, sockets: bool = True) -> None:
         """Accept no more connections; with `sockets`, close them all: no thread may use them any more."""
         with self._lock:
             self._closed = True
-        for connection in self._all() if sockets else ():
-            connection.socket.close()
+            for connection in self._all() if sockets else ():
+                connection.socket.close()
 
     def _all(self) -> list[Connection]:
-        with self._lock:
-            outgoing = [each.connection for each in self._outgoing.values() if each.connection is not None]
-            return [*outgoing, *self._incoming]
+        outgoing = [each.connection for each in self._outgoing.values() if each.connection is not None]
+        return [*outgoing, *self._incoming]
 
 
 def shut_down(connection: socket.socket) -> None:

@@ -59,12 +59,13 @@ class FailureDetector:
         self._thread = threads.start("heartbeats", self._run)
 
     def add(self, peer: int, connection: socket.socket) -> None:
-        """Exchange heartbeats with `peer` over this connection."""
+        """Exchange heartbeats with `peer` over this connection, which replaces an earlier one."""
         connection.setblocking(False)
         with self._lock:
             if self._closing:
                 connection.close()
                 return
+            before = self._connections.get(peer)
             added = self._connections[peer] = _HeartbeatConnection(peer, connection)
             self._known.add(peer)
             self._heartbeats.heard(peer)
@@ -73,6 +74,8 @@ class FailureDetector:
             self._selector.register(connection, selectors.EVENT_READ, added)
             self._added.notify_all()
             self._waker.send(b"!")
+        if before is not None:
+            self._remove(before)
 
     def wait_for(self, peers: Iterable[int], timeout_s: float) -> int | None:
         """Wait until all of `peers` have connected once; the first that has not after that time, or None."""
@@ -85,10 +88,15 @@ class FailureDetector:
         """Tell all peers that we take no more rounds of our own."""
         self._say(_FINISHED)
 
+    def give_up(self, peer: int, failure: str) -> None:
+        """Tell one peer that it cannot count on us any more. Heartbeats go on until it closes the connection."""
+        with self._lock:
+            if peer in self._connections:
+                self._send(self._connections[peer], _goodbye(failure))
+
     def close(self, failure: str = "") -> None:
         """Say goodbye, with the reason if it is a failure, and stop."""
-        text = failure.encode()[:1000]
-        self._say(_GOODBYE + struct.pack("!H", len(text)) + text)
+        self._say(_goodbye(failure))
         with self._lock:
             self._closing = True
         self._waker.send(b"!")
@@ -210,3 +218,8 @@ class FailureDetector:
             self._selector.unregister(connection.socket)
         connection.socket.close()
         return current
+
+
+def _goodbye(failure: str) -> bytes:
+    text = failure.encode()[:1000]
+    return _GOODBYE + struct.pack("!H", len(text)) + text

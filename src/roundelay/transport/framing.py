@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import socket as sockets
 import ssl
 import struct
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from roundelay.errors import HandshakeError, PeerLostError, RefusedError
 from roundelay.transport.base import NO_CALLS
 from roundelay.transport.checksum import CHECKSUM_BYTES, PIECE_BYTES, Checksum, checksum
+from roundelay.transport.outbox import Outbox
 from roundelay.transport.shared_memory import PeerMemory
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ CHECKSUM = "checksum"
 _HEADER = struct.Struct(f"!BxxxiIiQQ8x{CHECKSUM_BYTES}s")
 _COUNT = struct.Struct("!Q")
 _TAG_BYTES = 16
+HEADER_BYTES = _HEADER.size + _TAG_BYTES
 _TEXT_LIMIT_BYTES = 200
 Name = TypeVar("Name", bound=IntEnum)
 
@@ -35,13 +39,14 @@ Name = TypeVar("Name", bound=IntEnum)
 class Kind(IntEnum):
     """What a message is."""
 
-    CALL = 1
-    REPLY = 2
+    CALL = 1  # begins an exchange
+    REPLY = 2  # to a piece
     REFUSED = 3  # the last message; the payload says why
     SWAP = 4
     RECEIVED = 5  # the swap: its buffer may change again
     STATE = 6
-    NO_CALLS = 7  # this learner serves no more calls
+    PIECE = 7  # of the request of an exchange
+    CONFIRM = 8  # the caller has applied all replies, so the exchange is over
 
 
 class Header(NamedTuple):
@@ -51,7 +56,7 @@ class Header(NamedTuple):
         kind: of the message.
         nbytes: of the payload.
         round: of a swap.
-        shared_fd: if >= 0, no payload follows: it is in this shared memory of the sender, where the reply goes, too.
+        shared_fd: if >= 0, payloads do not follow but are in this shared memory of the sender; replies go there, too.
         request_fd: if >= 0, the request of a call is in this memory instead, and `shared_fd` only takes the reply.
         layout: code of the layout of the weights; 0: not checked.
         checksum: of the payload, if one follows.
@@ -78,6 +83,10 @@ class Header(NamedTuple):
             raise HandshakeError(f"the other end announced {nbytes} bytes, more than any model has")
         return cls(known(Kind, kind), nbytes, round, shared_fd, request_fd, layout, expected)
 
+    def is_other_layout(self, layout: int) -> bool:
+        """Whether these are certainly weights of another model."""
+        return bool(self.layout and layout and self.layout != layout)
+
 
 class _Authenticator:
     """Tags that prove a header to be the next one from the holder of the key."""
@@ -99,32 +108,57 @@ class Connection:
     Args:
         socket: to the other end.
         peer: the other end, and the keys.
+        share_memory: whether the peer may have us read and write its memory.
 
     Attributes:
         memory: shared memory of the peer, as far as it was mapped for messages of this connection.
     """
 
-    def __init__(self, socket: sockets.socket, peer: Hello) -> None:
+    def __init__(self, socket: sockets.socket, peer: Hello, *, share_memory: bool = False) -> None:
         self.socket, self.peer = socket, peer
-        self.memory = PeerMemory(peer.pid)
+        self.memory = PeerMemory(peer.pid if share_memory else None)
         sending, receiving = peer.keys
         self._outgoing, self._incoming = _Authenticator(sending), _Authenticator(receiving)
+        self._outbox: Outbox | None = None
         encrypted = isinstance(socket, ssl.SSLSocket)  # which takes no flags
         self._more, self._all = (0, 0) if encrypted else (sockets.MSG_MORE, sockets.MSG_WAITALL)
 
     def send(self, header: Header, payload: Tensor | None = None) -> int:
         """Send a message and return its length. The payload must not change meanwhile."""
-        if payload is not None:
-            header = header._replace(checksum=checksum(payload))
-        packed = header.pack()
-        message = packed + self._outgoing.next_tag(packed)
+        message = self._sealed(header, payload)
+        self.socket.sendall(message, 0 if payload is None else self._more)
         if payload is None:
-            self.socket.sendall(message)
             return len(message)
-        self.socket.sendall(message, self._more)
         for piece in payload.split(PIECE_BYTES):
             self.socket.sendall(_bytes(piece))
         return len(message) + payload.nbytes
+
+    def _sealed(self, header: Header, payload: Tensor | None) -> bytes:
+        if payload is not None:
+            header = header._replace(checksum=checksum(payload))
+        packed = header.pack()
+        return packed + self._outgoing.next_tag(packed)
+
+    @contextlib.contextmanager
+    def sending(self, messages: Iterable[tuple[Header, Tensor | None]]) -> Iterator[None]:
+        """In this block, send these messages while we wait for data to receive.
+
+        Whatever was received, a message may still be unsent at the end of the block: then close the connection.
+        """
+
+        def parts() -> Iterator[memoryview]:
+            for header, payload in messages:
+                yield memoryview(self._sealed(header, payload))
+                if payload is not None:
+                    yield _bytes(payload)
+
+        self._outbox = Outbox(self.socket, parts())
+        self.socket.setblocking(False)
+        try:
+            yield
+        finally:
+            self._outbox = None
+            self.socket.setblocking(True)
 
     def refuse(self, reason: str) -> None:
         """Tell the other end that its last message was not accepted."""
@@ -133,8 +167,9 @@ class Connection:
 
     def receive(self) -> Header:
         """The next header. Raises ConnectionError at the end of the stream, HandshakeError for a wrong tag."""
-        message = receive_exactly(self.socket, _HEADER.size + _TAG_BYTES)
-        packed, tag = message[: _HEADER.size], message[_HEADER.size :]
+        message = bytearray(HEADER_BYTES)
+        self._fill(memoryview(message))
+        packed, tag = bytes(message[: _HEADER.size]), bytes(message[_HEADER.size :])
         if not hmac.compare_digest(tag, self._incoming.next_tag(packed)):
             raise HandshakeError("a header has a wrong tag: it was forged, altered, repeated or sent out of order")
         return Header.unpack(packed)
@@ -155,25 +190,36 @@ class Connection:
 
     def _fill(self, view: memoryview) -> None:
         while view:
-            count = self.socket.recv_into(view, len(view), self._all)
+            try:
+                count = self.socket.recv_into(view, len(view), self._all)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                assert self._outbox is not None
+                self._outbox.send_until_readable()
+                continue
             if count == 0:
-                raise ConnectionError("the connection was closed in the middle of a message")
+                raise ConnectionError("the connection was closed")
             view = view[count:]
 
-    def receive_answer(self, expected: Kind) -> Header:
-        """The header of the answer to our last message.
+    def drain(self) -> None:
+        """After our last message: read until the other end closes. If we closed first, that message could get lost."""
+        self.socket.shutdown(sockets.SHUT_WR)
+        rest = bytearray(PIECE_BYTES)
+        while self.socket.recv_into(rest):
+            pass
 
-        Raises RefusedError if that message was not accepted, PeerLostError if the peer serves no more calls.
+    def receive_kind(self, expected: Kind) -> Header:
+        """The next header, which must be of that kind.
+
+        Raises RefusedError if our last message was not accepted, PeerLostError if the peer serves no more calls.
         """
         header = self.receive()
         if header.kind == Kind.REFUSED and header.nbytes <= _TEXT_LIMIT_BYTES:
             text = torch.empty(header.nbytes, dtype=torch.uint8)
             self.receive_into(text, header)
-            raise RefusedError(self.peer.rank, bytes(text.tolist()).decode(errors="replace"))
-        if header.kind == Kind.NO_CALLS:
-            raise PeerLostError(self.peer.rank, NO_CALLS)
+            reason = bytes(text.tolist()).decode(errors="replace")
+            raise PeerLostError(self.peer.rank, reason) if reason == NO_CALLS else RefusedError(self.peer.rank, reason)
         if header.kind != expected:
-            raise HandshakeError(f"the other end answered {header.kind.name}, but {expected.name} was expected")
+            raise HandshakeError(f"the other end sent {header.kind.name}, but {expected.name} was expected")
         return header
 
 
@@ -183,17 +229,6 @@ def known(names: type[Name], number: int) -> Name:
         return names(number)
     except ValueError:
         raise HandshakeError(f"the other end sent {names.__name__.lower()} {number}, which no learner sends") from None
-
-
-def receive_exactly(socket: sockets.socket, nbytes: int) -> bytes:
-    """That many bytes. Raises ConnectionError at the end of the stream."""
-    data = b""
-    while len(data) < nbytes:
-        piece = socket.recv(nbytes - len(data))
-        if not piece:
-            raise ConnectionError("the connection was closed")
-        data += piece
-    return data
 
 
 def _bytes(buffer: Tensor) -> memoryview:

@@ -18,7 +18,6 @@ from roundelay.transport.security import Security
 
 MAGIC = b"rndelay2"
 HANDSHAKE_S = 5.0
-SOCKET_BUFFER_BYTES = 4 * 2**20  # few wake-ups per model
 
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
 _CALL = struct.Struct(f"!iiBi16s{_NONCE_BYTES}s")  # caller, wanted learner, purpose, process, host, nonce
@@ -31,6 +30,8 @@ class Purpose(IntEnum):
     HEARTBEAT = 1  # heartbeats and goodbyes, both ways
     REQUESTS = 2  # calls, swaps and state, asked for by the side that connected
     RENDEZVOUS = 3  # a learner asks the rendezvous of its run
+    RECONNECT = 4  # heartbeats again, with a peer that could not be reached for a while
+    PROBE = 5  # nothing: the caller wants to know whether it can reach this learner
 
 
 @dataclass(frozen=True)
@@ -45,20 +46,18 @@ class Hello:
 
 
 def this_host() -> bytes:
-    """An id that is equal for two processes if they run on one kernel and see each other's process ids."""
+    """An id that is equal for two processes if they run on one kernel, see each other's process ids, and share the loopback."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             boot = file.read()
-        namespace = os.readlink("/proc/self/ns/pid").encode()
+        namespaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")]
     except OSError:
-        boot, namespace = secrets.token_bytes(16), b""
-    return hashlib.sha256(boot + namespace).digest()[:16]
+        boot, namespaces = secrets.token_bytes(16), []
+    return hashlib.sha256(boot + " ".join(namespaces).encode()).digest()[:16]
 
 
 def tune(connection: socket.socket) -> None:
-    """Large buffers, no delay, no timeout: the failure detector shuts the socket of a lost peer down to wake its threads."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
+    """No delay, no timeout: the failure detector shuts the socket of a lost peer down to wake its threads."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.settimeout(None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from roundelay.errors import HandshakeError, RefusedError
 from roundelay.threads import yield_to_computation
-from roundelay.transport.base import Request, Transport
+from roundelay.transport.base import Call, Exchange, Swap, Transport
 from roundelay.transport.connections import Connections
-from roundelay.transport.framing import Connection, Header, Kind
-from roundelay.transport.receiver import receive_payload
+from roundelay.transport.framing import HEADER_BYTES, Connection, Header, Kind
+from roundelay.transport.reporting import receive_payload
 from roundelay.transport.shared_memory import SharedMemory
 
 Result = TypeVar("Result")
@@ -48,27 +48,29 @@ class Requests:
         """Wait for the requests under way; no more may be submitted."""
         self._pool.shutdown(wait=True)
 
-    def call(self, peer: int, buffer: Tensor, request: Request | None) -> Tensor:
-        """Send the request, and wait for the reply in `buffer`."""
+    def call(self, peer: int, call: Call) -> None:
+        """Exchange with `peer`: send the pieces of the request, and apply the replies as they come."""
         with self._connections.to(peer) as connection:
-            if (fd := self._shared_fd(connection, buffer)) >= 0:
-                self._call_in_place(connection, buffer, fd, request)
-                return buffer
-            payload = request.pack(buffer) if request else buffer
-            self._send(connection, Header(Kind.CALL, payload.nbytes, layout=self._owner.layout), payload)
-            receive_payload(self._owner, connection, payload, self._answer(connection, Kind.REPLY))
-            return payload
+            fds = self._shared_fd(connection, call.buffer), self._shared_fd(connection, call.memory)
+            shared = min(fds) >= 0
+            with call.begin(peer, call.memory if shared else call.buffer, call.buffer) as exchange:
+                header = Header(Kind.CALL, exchange.nbytes, 0, *(fds if shared else (-1, -1)), self._owner.layout)
+                with connection.sending(_requests(header, exchange, shared=shared)):
+                    for k, piece in enumerate(exchange.pieces):
+                        answer = self._answer(connection, Kind.REPLY)
+                        if not shared:
+                            receive_payload(self._owner, connection, piece, answer)
+                        self._apply(peer, exchange, k)
+                connection.send(Header(Kind.CONFIRM, 0))
+            payload = 0 if shared else sum(piece.nbytes for piece in exchange.pieces)
+            self._owner.traffic.sent(peer, HEADER_BYTES * (len(exchange.pieces) + 2) + payload)
 
-    def _call_in_place(self, connection: Connection, buffer: Tensor, fd: int, request: Request | None) -> None:
-        """Through shared memory: the peer reads the request and writes the reply where they are."""
-        request_fd = self._shared_fd(connection, request.memory) if request else -1
-        if request:
-            request.wait()
-        if request and request_fd < 0:
-            buffer.copy_(request.memory)
-        layout = self._owner.layout
-        self._send(connection, Header(Kind.CALL, buffer.nbytes, shared_fd=fd, request_fd=request_fd, layout=layout))
-        self._answer(connection, Kind.REPLY)
+    def _apply(self, peer: int, exchange: Exchange, k: int) -> None:
+        try:
+            exchange.apply(k)
+        except RefusedError as error:
+            self._owner.refused.count(error.reason, f"a reply of learner {peer}")
+            raise
 
     def fetch(self, peer: int) -> Tensor:
         """The state that `peer` offers."""
@@ -79,13 +81,15 @@ class Requests:
             receive_payload(self._owner, connection, state, header)
             return state
 
-    def push(self, peer: int, round: int, outgoing: Tensor) -> None:
+    def push(self, peer: int, swap: Swap) -> None:
         """Our part of a swap: returns once `peer` has it, so that the buffer may change again."""
+        swap.wait()
         with self._connections.to(peer) as connection:
-            fd = self._shared_fd(connection, outgoing)
-            header = Header(Kind.SWAP, outgoing.nbytes, round, fd, layout=self._owner.layout)
+            fd = self._shared_fd(connection, swap.outgoing)
+            header = Header(Kind.SWAP, swap.outgoing.nbytes, swap.round, fd, layout=self._owner.layout)
             for attempts_left in reversed(range(SWAP_ATTEMPTS)):
-                self._send(connection, header, outgoing if fd < 0 else None)
+                sent = connection.send(header, swap.outgoing if fd < 0 else None)
+                self._owner.traffic.sent(peer, sent)
                 try:
                     self._answer(connection, Kind.RECEIVED)
                     return
@@ -97,12 +101,17 @@ class Requests:
         """Where the peer finds `buffer` in our shared memory, -1 if it cannot."""
         return self._memory.locate(buffer) if self._memory and connection.peer.host == self._host else -1
 
-    def _send(self, connection: Connection, header: Header, payload: Tensor | None = None) -> None:
-        self._owner.traffic.sent(connection.peer.rank, connection.send(header, payload))
-
     def _answer(self, connection: Connection, expected: Kind) -> Header:
         try:
-            return connection.receive_answer(expected)
+            return connection.receive_kind(expected)
         except HandshakeError:
             self._owner.refused.count(HEADER, f"an answer of learner {connection.peer.rank}")
             raise
+
+
+def _requests(header: Header, exchange: Exchange, *, shared: bool) -> Iterator[tuple[Header, Tensor | None]]:
+    """The messages of a call. Each piece is prepared when the one before it was sent."""
+    yield header, None
+    for k, piece in enumerate(exchange.pieces):
+        exchange.prepare(k)
+        yield Header(Kind.PIECE, piece.nbytes), None if shared else piece

@@ -58,18 +58,20 @@ class PeerMemory:
     """Buffers of a peer that we have mapped; they go with the last tensor on them.
 
     Args:
-        pid: the peer's process, which keeps its `SharedMemory` at least as long as this is used.
+        pid: the peer's process, which keeps its `SharedMemory` at least as long as this is used; None: we map nothing.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int | None) -> None:
         self._pid = pid
         self._mapped: dict[int, Tensor] = {}  # by file descriptor
 
     def map(self, fd: int, nbytes: int) -> Tensor:
         """The peer's buffer, the same tensor each time.
 
-        Raises OSError if it cannot be mapped, HandshakeError if it is shorter than announced.
+        Raises OSError if it cannot be mapped, HandshakeError if it is shorter than announced or we share no memory.
         """
+        if self._pid is None:
+            raise HandshakeError("the other end says that its weights are in memory that we do not share")
         buffer = self._mapped.get(fd)
         if buffer is None or buffer.nbytes != nbytes:
             buffer = self._mapped[fd] = self._map(fd, nbytes)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from torch import Tensor
 
 from roundelay.clock import done
-from roundelay.transport.base import Address, Handler, Request, Transport, Undo
+from roundelay.transport.base import Address, Begin, Call, Swap, Transport
 
 
 class SoloTransport(Transport):
@@ -18,22 +18,16 @@ class SoloTransport(Transport):
         super().__init__(rank=0, size=1)
         self._failure: BaseException | None = None
 
-    def swap(
-        self,
-        round: int,
-        outgoing: Tensor,
-        incoming: Mapping[int, Tensor],
-        wait: Callable[[], object] = lambda: None,
-    ) -> Future[None]:
+    def swap(self, swap: Swap) -> Future[None]:
         """Done at once: there is no neighbour."""
-        assert not incoming
+        assert not swap.incoming
         return done()
 
-    def call(self, peer: int, buffer: Tensor, request: Request | None = None) -> Future[Tensor]:
+    def call(self, peer: int, call: Call) -> Future[None]:
         """Never asked for: a mixing of one learner has no neighbours."""
         raise AssertionError(f"there is no learner {peer} in a world of one")
 
-    def serve(self, handler: Handler | None, undo: Undo | None = None) -> None:
+    def serve(self, begin: Begin | None) -> None:
         """There is no peer that could call."""
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 
 from torch import Tensor
 
 from roundelay.errors import StrategyError
+from roundelay.transport.base import Swap
 
 
 class _Posted:
-    def __init__(self, incoming: Mapping[int, Tensor], future: Future[None]) -> None:
-        self.incoming, self.future = incoming, future
-        self.missing = {*incoming}
-        self.unsent = {*incoming}
+    def __init__(self, swap: Swap, future: Future[None]) -> None:
+        self.incoming, self.future = swap.incoming, future
+        self.missing = {*swap.incoming}
+        self.unsent = {*swap.incoming}
 
 
 class Swaps:
     """Matches what peers push with our rounds. A thread that receives a push waits here until we post its round.
 
     Args:
-        send_final: (peer, round, weights): answers a peer that still swaps after we have finished.
+        push: sends our part of a swap to a peer, in a thread of its own.
+        give_up: (peer, error): called if a peer that still swaps after we have finished could not be answered.
     """
 
-    def __init__(self, send_final: Callable[[int, int, Tensor], None]) -> None:
-        self._send_final = send_final
+    def __init__(
+        self, push: Callable[[int, Swap], Future[None]], give_up: Callable[[int, BaseException], None]
+    ) -> None:
+        self._push, self._give_up = push, give_up
         self._changed = threading.Condition()
         self._posted: dict[int, _Posted] = {}
         self._final: Tensor | None = None
@@ -36,12 +40,17 @@ class Swaps:
         self._finished: set[int] = set()
         self._closed = False
 
-    def post(self, round: int, incoming: Mapping[int, Tensor], future: Future[None]) -> None:
-        """We take part in `round`: fill `incoming`, then complete the future."""
+    def start(self, swap: Swap, future: Future[None]) -> None:
+        """Take part in a swap: push to its peers, fill `incoming`, then complete the future."""
         with self._changed:
-            posted = self._posted[round] = _Posted(incoming, future)
+            posted = self._posted[swap.round] = _Posted(swap, future)
             self._changed.notify_all()
-        self._complete(round, posted)
+        for peer in swap.incoming:
+            pushed = self._push(peer, swap)
+            pushed.add_done_callback(
+                lambda sent, peer=peer: self._sent(swap.round, peer, sent.exception())  # type: ignore[misc]
+            )
+        self._complete(swap.round, posted)
 
     def target(self, round: int, peer: int) -> Tensor | None:
         """The buffer for a push of `peer`; waits until we post its round. None if we have finished: the push is not needed."""
@@ -57,8 +66,14 @@ class Swaps:
             final = self._final
         if final is None:
             raise ConnectionAbortedError("this learner has closed")
-        self._send_final(peer, round, final)
+        self._push(peer, Swap(round, final, {})).add_done_callback(
+            lambda sent: self._final_sent(peer, sent.exception())
+        )
         return None
+
+    def _final_sent(self, peer: int, error: BaseException | None) -> None:
+        if error is not None:
+            self._give_up(peer, error)
 
     def received(self, round: int, peer: int) -> None:
         """A push of `peer` has arrived in full."""
@@ -69,7 +84,7 @@ class Swaps:
         if posted is not None:
             self._complete(round, posted)
 
-    def sent(self, round: int, peer: int, error: BaseException | None) -> None:
+    def _sent(self, round: int, peer: int, error: BaseException | None) -> None:
         """Our own push to `peer` has ended."""
         with self._changed:
             posted = self._posted.get(round)

@@ -6,23 +6,25 @@ peer are shut down, and threads blocked on them wake with an error.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
-from roundelay.clock import done
-from roundelay.errors import PeerLostError, RefusedError
+from roundelay.errors import PeerLostError
 from roundelay.transport import handshake, shared_memory
 from roundelay.transport.acceptor import Acceptor
-from roundelay.transport.base import Address, Collectives, Handler, Request, Transport, Undo
+from roundelay.transport.base import Address, Begin, Call, Collectives, Swap, Transport
+from roundelay.transport.call_server import CallServer
 from roundelay.transport.connections import Connections
 from roundelay.transport.failure_detector import Event, FailureDetector
 from roundelay.transport.framing import Connection
+from roundelay.transport.guarded_collectives import GuardedCollectives
 from roundelay.transport.handshake import Hello, Purpose
+from roundelay.transport.healing import Healing
 from roundelay.transport.liveness import Liveness, settle
 from roundelay.transport.receiver import Receiver
 from roundelay.transport.requests import Requests
@@ -59,13 +61,15 @@ class TcpTransport(Transport):
         super().__init__(rank, size, local_size)
         self._memory = shared_memory.SharedMemory() if share_memory and shared_memory.available() else None
         host = handshake.this_host() if self._memory else bytes(16)  # zeros never match, so no peer maps our memory
-        self._collectives = collectives
         self._closed = False
+        self._healing: Healing | None = None
         self._liveness = Liveness()
-        self._swaps = Swaps(self._send_final)
-        self._receiver = Receiver(self, self._swaps, share_memory=self._memory is not None)
+        self._collectives = GuardedCollectives(collectives, self._liveness, self.traffic)
         self._connections = Connections(rank, host, security, self._liveness, self.lose)
         self._requests = Requests(self, self._connections, self._memory, host)
+        self._swaps = Swaps(functools.partial(self._requests.submit, self._requests.push), self._give_up)
+        self._calls = CallServer(self)
+        self._receiver = Receiver(self, self._swaps, self._calls)
         self._detector = FailureDetector(self._detected)
         self._acceptor = Acceptor(listener, security, self.refused, self._accepted, rank=rank, host=host)
 
@@ -112,42 +116,23 @@ class TcpTransport(Transport):
         if self._memory:
             self._memory.free(buffer)
 
-    def call(self, peer: int, buffer: Tensor, request: Request | None = None) -> Future[Tensor]:
-        """Send the request in a thread of the pool."""
-        return self._requests.submit(self._requests.call, peer, buffer, request)
+    def call(self, peer: int, call: Call) -> Future[None]:
+        """Exchange in a thread of the pool."""
+        return self._requests.submit(self._requests.call, peer, call)
 
-    def serve(self, handler: Handler | None, undo: Undo | None = None) -> None:
-        """Answer calls with `handler`; None refuses them from now on."""
-        self._receiver.set_handler(handler, undo)
+    def serve(self, begin: Begin | None) -> None:
+        """Answer calls with exchanges from `begin`; None refuses them from now on."""
+        self._calls.answer_with(begin)
 
-    def swap(
-        self,
-        round: int,
-        outgoing: Tensor,
-        incoming: Mapping[int, Tensor],
-        wait: Callable[[], object] = lambda: None,
-    ) -> Future[None]:
+    def swap(self, swap: Swap) -> Future[None]:
         """Push to every peer of the round; the threads that serve their connections receive what they push."""
-        future = self._liveness.depending_on(tuple(incoming))
-        self._swaps.post(round, incoming, future)
-
-        def push(peer: int) -> None:
-            wait()
-            self._requests.push(peer, round, outgoing)
-
-        for peer in incoming:
-            pushed = self._requests.submit(push, peer)
-            pushed.add_done_callback(
-                lambda sent, peer=peer: self._swaps.sent(round, peer, sent.exception())  # type: ignore[misc]
-            )
+        future = self._liveness.depending_on(tuple(swap.incoming))
+        self._swaps.start(swap, future)
         return future
 
-    def _send_final(self, peer: int, round: int, final: Tensor) -> None:
-        def push() -> None:
-            with contextlib.suppress(PeerLostError, RefusedError):
-                self._requests.push(peer, round, final)
-
-        self._requests.submit(push)
+    def _give_up(self, peer: int, error: BaseException) -> None:
+        """`peer` waits for our final weights and cannot get them: it must not wait for ever."""
+        self._detector.give_up(peer, f"its final weights could not be sent: {error}")
 
     def finish(self, final: Tensor, members: tuple[int, ...]) -> Future[None]:
         """Keep answering swaps until every member has finished or is gone."""
@@ -160,27 +145,16 @@ class TcpTransport(Transport):
     # Collectives ---------------------------------------------------------------------------------------------------
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """Fails as soon as a member is lost. Nothing is sent for an empty tensor, as a process without a shard has it."""
-        if not values.numel():
-            return done()  # it would be no barrier: a member that has it may have left already
-        self.traffic.reduced(values.nbytes, len(members))
-        return self._guarded(members, lambda: self._collectives.all_reduce(values, members))
+        """Fails as soon as a member is lost."""
+        return self._collectives.all_reduce(values, members)
 
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
         """Fails as soon as a member is lost."""
-        return self._guarded(members, lambda: self._collectives.broadcast(values, source, members))
+        return self._collectives.broadcast(values, source, members)
 
     def use_generation(self, generation: int) -> None:
         """Form new groups for collectives from now on."""
         self._collectives.use_generation(generation)
-
-    def _guarded(self, members: tuple[int, ...], start: Callable[[], Future[None]]) -> Future[None]:
-        try:
-            return self._liveness.depending_on(members, None if self.hopeless(members) else start())
-        except ConnectionError as error:
-            future = self._liveness.depending_on(members)
-            settle(future, error)  # unless it has failed already, because a member is lost
-            return future
 
     def hopeless(self, members: tuple[int, ...]) -> bool:
         """Whether a collective of these members can never end."""
@@ -215,6 +189,24 @@ class TcpTransport(Transport):
             if not closed:
                 self._tell_lost(peer, reason)
 
+    def keep_reaching(self, wanted: Callable[[], Iterable[int]], report: Callable[[int, bool], None]) -> None:
+        """Connect again and again to peers of `wanted()` that are lost, in a thread."""
+        self._healing = Healing(self.rank, lambda: self.lost, wanted, self._reach, report)
+
+    def _reach(self, peer: int) -> bool:
+        try:
+            connection = self._connections.open_heartbeat(peer, Purpose.RECONNECT)
+        except OSError:
+            return False
+        self._reached(peer, connection)
+        return True
+
+    def _reached(self, peer: int, connection: socket.socket) -> None:
+        """The peer that was lost answers, at the same address."""
+        self._liveness.admit(peer)
+        self._connections.reopen(peer)
+        self._detector.add(peer, connection)
+
     def _detected(self, event: Event, peer: int, reason: str) -> None:
         """In the thread of the failure detector."""
         try:
@@ -235,7 +227,13 @@ class TcpTransport(Transport):
         if hello.purpose == Purpose.HEARTBEAT:
             self._detector.add(hello.rank, connection)
             return
-        incoming = Connection(connection, hello)
+        if hello.purpose == Purpose.RECONNECT:
+            self._reached(hello.rank, connection)
+            return
+        if hello.purpose == Purpose.PROBE:
+            connection.close()
+            return
+        incoming = Connection(connection, hello, share_memory=self._memory is not None)
         if self._connections.add_incoming(incoming):
             self._receiver.serve(incoming)
             self._connections.remove_incoming(incoming)
@@ -249,11 +247,14 @@ class TcpTransport(Transport):
         self._liveness.check()
 
     def close(self, failure: str = "") -> None:
-        """Refuse calls, let the one being served end, say goodbye, and close every connection."""
+        """Refuse calls, say goodbye, and close every connection. A call under way fails at both ends: let it end before."""
         if self._closed:
             return
         self._closed = True
+        if self._healing is not None:
+            self._healing.close()
         self._liveness.close()
+        self._calls.close()
         self._receiver.close()
         self._detector.close(failure)
         self._swaps.close()

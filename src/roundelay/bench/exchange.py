@@ -1,0 +1,103 @@
+"""Seconds of one exchange between two processes, beside the time in which the same bytes can be moved at all."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+
+from roundelay.bench.shaped_link import Link, shaped_link
+from roundelay.errors import RoundelayError
+
+LOOPBACK = Link(("127.0.0.1", "127.0.0.1"), ((), ()))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a worker process measures.
+
+    Attributes:
+        rank: 0 calls, 1 answers.
+        address: where this process listens.
+        secret: of the connections, in hexadecimal.
+        parameters: float32 weights of the model.
+        shared: exchange through shared memory, not over TCP.
+        repetitions: how often to measure.
+    """
+
+    rank: int
+    address: str
+    secret: str
+    parameters: int
+    shared: bool
+    repetitions: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to exchange. `ratio` is the median of exchange over floor, measured one after the other."""
+
+    medium: str
+    parameters: int
+    exchange_s: float
+    floor_s: float
+    ratio: float
+    MBps_each_way: float
+
+
+def measure(
+    parameters: int, repetitions: int, rate: str | None = None, progress: Callable[[str], None] = lambda medium: None
+) -> list[Row]:
+    """Measure TCP and shared memory on this machine; or, with a rate such as "200mbit", TCP over a link of that rate.
+
+    Raises RoundelayError if a worker fails.
+    """
+    rows = []
+    for medium in ("tcp", "shared memory") if rate is None else (f"tcp, {rate}",):
+        progress(medium)
+        with shaped_link(rate) if rate else nullcontext(LOOPBACK) as link:
+            pairs = _run(link, parameters, repetitions, shared=medium == "shared memory")
+        exchange_s, floor_s = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratio = statistics.median(exchange / floor for exchange, floor in pairs)
+        rows.append(Row(medium, parameters, exchange_s, floor_s, ratio, 4e-6 * parameters / exchange_s))
+    return rows
+
+
+def _run(link: Link, parameters: int, repetitions: int, *, shared: bool) -> list[tuple[float, float]]:
+    secret = secrets.token_hex(32)
+    plans = [Plan(rank, link.addresses[rank], secret, parameters, shared, repetitions) for rank in range(2)]
+    with _workers(link.prefixes, plans) as (caller, answerer):
+        addresses = [_line(worker) for worker in (caller, answerer)]
+        for worker, others in ((caller, addresses[1]), (answerer, addresses[0])):
+            assert worker.stdin is not None
+            worker.stdin.write(others)
+            worker.stdin.flush()
+        measured: list[tuple[float, float]] = [tuple(pair) for pair in json.loads(_line(caller))]
+        return measured
+
+
+def _line(worker: subprocess.Popen[str]) -> str:
+    assert worker.stdout is not None
+    if line := worker.stdout.readline():
+        return line
+    raise RoundelayError("a process of the benchmark ended early; its own message is above")
+
+
+@contextmanager
+def _workers(prefixes: Sequence[Sequence[str]], plans: Sequence[Plan]) -> Iterator[list[subprocess.Popen[str]]]:
+    """One process for each plan. Processes that still run when the block ends are killed."""
+    workers = []
+    try:
+        for prefix, plan in zip(prefixes, plans, strict=True):
+            command = [*prefix, sys.executable, "-m", "roundelay.bench.exchange_worker", json.dumps(asdict(plan))]
+            workers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()

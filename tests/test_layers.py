@@ -13,6 +13,7 @@ ALLOWED = {
     "cluster/environment.py",
     "transport/collectives.py",
     "weights/shards.py",
+    "integrations/accelerate.py",
     "bench/accelerator_worker.py",
     "bench/cases.py",
     "bench/worker.py",

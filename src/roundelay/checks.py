@@ -75,12 +75,14 @@ def refuse_ddp(module: nn.Module) -> None:
 def refuse_ddp_around(module: nn.Module) -> None:
     """Raise StrategyError if a DistributedDataParallel in this process wraps the module or a part of it.
 
-    A module does not know what wraps it, so this looks at all objects of the process. It takes some ten milliseconds: call
-    it once.
+    One whose `forward` was replaced is bypassed and does nothing (see integrations/accelerate.py). A module does not know
+    what wraps it, so this looks at all objects of the process. It takes some ten milliseconds: call it once.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return  # there can be no DistributedDataParallel
     weights = set(map(id, module.parameters()))
     for found in gc.get_objects():
-        if issubclass(type(found), DistributedDataParallel) and not weights.isdisjoint(map(id, found.parameters())):
+        if not issubclass(type(found), DistributedDataParallel) or "forward" in vars(found):
+            continue
+        if not weights.isdisjoint(map(id, found.parameters())):
             raise StrategyError(f"the Learner's module is wrapped in {type(found).__name__}, which {_SYNCHRONISED}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -38,7 +40,14 @@ def shares(rank: int, epoch: int) -> list[tuple[Tensor, Tensor]]:
     return list(DataLoader(data(), batch_size=BATCH, sampler=sampler))
 
 
-def dpsgd_by_matrix(epochs: int = EPOCHS, decay: float = 0.5) -> list[nn.Module]:
+def in_turns(rank: int, epoch: int) -> list[tuple[Tensor, Tensor]]:
+    """The batches of a learner: every second one, as Accelerate deals them out."""
+    return list(loader())[rank::LEARNERS]
+
+
+def dpsgd_by_matrix(
+    epochs: int = EPOCHS, decay: float = 0.5, shares: Callable[[int, int], list[tuple[Tensor, Tensor]]] = shares
+) -> list[nn.Module]:
     """D-PSGD on a ring by hand: X <- W X - lr V, V <- momentum V + G(X). The learning rate decays after each epoch."""
     modules = [network() for _ in range(LEARNERS)]
     optimizers = [torch.optim.SGD(module.parameters(), lr=LR, momentum=MOMENTUM) for module in modules]

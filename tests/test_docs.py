@@ -50,6 +50,7 @@ STARTS = (  # the function with which a command, after all checks, starts its wo
     "roundelay.bench.throughput.run",  # bench throughput, bench stragglers
     "roundelay.bench.overhead.measure",  # bench overhead
     "roundelay.bench.accelerator.run",  # bench accelerator
+    "roundelay.bench.network.run",  # bench network
     "roundelay.bench.chaos.run_once",  # chaos
     "roundelay.cluster.rendezvous.server.open_listener",  # rendezvous
     "roundelay.speech.corpora.catalogue.corpus",  # speech corpus

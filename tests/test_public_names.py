@@ -107,6 +107,18 @@ FLAGS = {
         "--repetitions",
         "--json",
     ],
+    "bench network": [
+        "--learners",
+        "--rates",
+        "--compute",
+        "--data",
+        "--strategies",
+        "--every",
+        "--slow",
+        "--seconds",
+        "--plot",
+        "--json",
+    ],
     "chaos": ["RECIPE", *CONFIGURATION, "--kill", "--freeze", "--join", "--out", "--json"],
     "rendezvous": ["--port", "--host", "--secret-file", "--tls", "--open-collectives"],
     "simulate": [

@@ -7,15 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from roundelay.clock import VirtualClock
+from roundelay.cluster.membership import Membership
 from roundelay.errors import ConfigError
 from roundelay.planning import Cluster, cluster as cluster_module
-from roundelay.planning.cost import MAX_LEAD, StepCost
+from roundelay.planning.cost import LOCAL_STEPS, MAX_LEAD, StepCost
 from roundelay.planning.models import MODELS, PAIR_WEIGHT, step_cost
 from roundelay.simulation.learners import seconds_per_step, step_starts
 from roundelay.simulation.network import ModelledNetwork
-from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, SuperLearner, pair_average
+from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, LocalSGD, SuperLearner, pair_average
 from roundelay.strategies.registry import STRATEGIES, strategy_named
 from roundelay.topology import (
     Mixing,
@@ -30,6 +32,7 @@ from roundelay.topology import (
     star,
     torus,
 )
+from roundelay.weights.replica import Replica
 
 EVEN = Cluster(learners=8, model_bytes=100e6, step_s=0.5, step_spread=0.0, latency_s=1e-3, bandwidth_Bps=1e9)
 
@@ -70,6 +73,19 @@ class TestClosedForms:
     def test_adpsgd_leads_by_at_most_max_lead_steps(self):
         found = cost("adpsgd", replace(EVEN, bandwidth_Bps=1e6), "random-ring")
         assert found.step_s == pytest.approx(2 * (100 + 1e-3) / MAX_LEAD)
+
+    @pytest.mark.parametrize(("topology", "models"), [("complete", 7), ("random-matching", 1)])
+    def test_a_round_of_local_sgd_is_its_steps_and_its_messages(self, topology, models):
+        slow = replace(EVEN, bandwidth_Bps=1e7)
+        messages_s = models * 10.0 + 3 * 1e-3
+        expected = (LOCAL_STEPS * 0.5 + messages_s) / LOCAL_STEPS
+        assert cost("local-sgd", slow, topology).step_s == pytest.approx(expected)
+
+    @pytest.mark.parametrize("factor", [3.0, 10.0])
+    def test_a_slow_learner_of_local_sgd_takes_fewer_steps_and_delays_no_other(self, factor):
+        slow = cost("local-sgd", replace(EVEN, slowest_factor=factor), "random-matching").steps_per_s
+        balanced = cost("local-sgd", EVEN, "random-matching").steps_per_s
+        assert slow / balanced == pytest.approx((7 + 1 / factor) / 8, rel=0.01)
 
     @pytest.mark.parametrize("spread", [0.0, 0.1])
     @pytest.mark.parametrize("factor", [3.0, 10.0])
@@ -234,3 +250,37 @@ class TestModels:
 def test_an_impossible_cluster_is_refused_with_the_reason(change, complaint):
     with pytest.raises(ConfigError, match=complaint):
         replace(EVEN, **change)
+
+    def test_the_local_steps_are_the_default_of_local_sgd(self):
+        assert inspect.signature(LocalSGD).parameters["every"].default == LOCAL_STEPS == MODELS["local-sgd"].local_steps
+
+    def test_replicas_of_local_sgd_drift_for_many_steps(self):
+        """On the complete graph they are equal after a round: the mean of 1, 2, ..., H steps apart."""
+        expected = 7 / 8 * (LOCAL_STEPS + 1) / 2
+        assert MODELS["local-sgd"].variance(complete(8), 1 / LOCAL_STEPS) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("topology", ["complete", "random-matching"])
+@pytest.mark.parametrize("slow", [1.0, 5.0])
+def test_local_sgd_on_the_virtual_clock_is_as_fast_as_predicted(topology, slow):
+    """With real messages over links that take a third of a round."""
+    nbytes = 40_000
+    cluster = Cluster(4, nbytes, 0.1, step_spread=0.0, slowest_factor=slow, latency_s=1e-4, bandwidth_Bps=nbytes / 0.8)
+    clock = VirtualClock()
+    network = ModelledNetwork(clock, 4, cluster.links)
+    taken, until = [0] * 4, 60.0
+
+    def learner(rank):
+        module = torch.nn.Linear(nbytes // 4, 1, bias=False)
+        strategy, step_s = LocalSGD(topology), 0.1 * (slow if rank == 0 else 1.0)
+        strategy.attach(Replica(module), network.transports[rank], Membership.of(4))
+        while True:
+            yield step_s
+            yield from strategy.before_step()
+            yield from strategy.after_step()
+            taken[rank] += 1
+
+    for rank in range(4):
+        clock.spawn(learner(rank))
+    clock.run(until=until)
+    assert sum(taken) / until == pytest.approx(cost("local-sgd", cluster, topology).steps_per_s, rel=0.1)

@@ -94,3 +94,16 @@ def test_best_of_each_has_every_strategy_once_in_the_order_of_the_ranking():
     best = best_of_each(ranked)
     assert [row.strategy for row in best] == list(dict.fromkeys(row.strategy for row in ranked))
     assert all(row == next(other for other in ranked if other.strategy == row.strategy) for row in best)
+
+
+@pytest.mark.parametrize(
+    ("bandwidth_Bps", "best"), [(12.5e9, "delay-by-one"), (1.25e8, "adpsgd"), (6.25e6, "local-sgd")]
+)
+def test_local_sgd_is_the_choice_for_links_that_are_too_slow_for_pairs(bandwidth_Bps, best):
+    """40 MB and steps of 200 ms: at 50 Mbit/s an exchange takes 64 steps."""
+    cluster = Cluster(learners=4, model_bytes=40e6, step_s=0.2, bandwidth_Bps=bandwidth_Bps)
+    first = ranking(cluster)[0]
+    assert first.strategy == best
+    if best == "local-sgd":
+        assert "the right choice if links are too slow" in first.reason
+        assert 'compress="int8"' in first.reason

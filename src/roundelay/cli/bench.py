@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from roundelay.cli import bench_accelerator
-from roundelay.cli.arguments import duration, more_than_0, output_path, positive_int
+from roundelay.cli import bench_accelerator, bench_exchange, bench_network
+from roundelay.cli.arguments import duration, more_than_0, output_path, parameter_count, positive_int
 from roundelay.cli.tables import new_table, show
 from roundelay.errors import UsageError
 
@@ -30,7 +30,9 @@ SUMMARIES = {
     "throughput": "steps per second of every strategy with equally fast learners",
     "stragglers": "steps per second of every strategy with one slow learner",
     "overhead": "what metrics and checkpoints cost a run",
+    "exchange": "seconds of one exchange of weights, beside the same bytes by plain sockets or memcpy",
     "accelerator": "whether adpsgd hides the copies between host and accelerator; emulated without CUDA",
+    "network": "every strategy on slow links between emulated machines; needs root",
 }
 
 
@@ -40,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parsers = {
         name: sub.add_parser(name, help=text, description=text.capitalize() + ".") for name, text in SUMMARIES.items()
     }
-    for each in parsers.values():
+    bench_exchange.add_arguments(parsers["exchange"])
+    for each in (parser for name, parser in parsers.items() if name != "exchange"):  # which has two
         each.add_argument(
             "--learners", type=positive_int, default=4, metavar="N", help="learner processes (default %(default)s)"
         )
@@ -55,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parsers["overhead"].set_defaults(call=run_overhead)
     bench_accelerator.add_arguments(parsers["accelerator"])
+    bench_network.add_arguments(parsers["network"])
     for each in parsers.values():
         each.add_argument("--json", action="store_true", help="print JSON, with the command and the machine")
 
@@ -143,7 +147,7 @@ def print_json(args: argparse.Namespace, **document: object) -> None:
     """Print the document with the number of learners, the seconds, the command and the machine."""
     from roundelay.training.run_directory import machine
 
-    document |= {"learners": args.learners, "seconds": args.seconds}
+    document |= {name: getattr(args, name) for name in ("learners", "seconds") if name in args}
     command = shlex.join(["roundelay", *sys.argv[1:]])
     print(json.dumps(document | {"command": command, "machine": machine()}, indent=2))
 
@@ -171,11 +175,4 @@ def _slow(text: str) -> tuple[int, float]:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    counts = []
-    for word in text.split(","):
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)(M|K|)", word.strip())
-        count = int(float(match[1]) * {"M": 1e6, "K": 1e3, "": 1}[match[2]]) if match else 0
-        if count < 1000:
-            raise argparse.ArgumentTypeError(f"needs parameter counts of at least 1000, such as 1M,10M, got '{text}'")
-        counts.append(count)
-    return tuple(counts)
+    return tuple(parameter_count(word) for word in text.split(","))

@@ -67,7 +67,8 @@ class GPT(nn.Module):
         """Logits (B, T, tokens) from tokens (B, T)."""
         positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         x_BTC = self.blocks(self.token(tokens_BT) + self.position(positions))
-        return self.norm(x_BTC) @ self.token.weight.T
+        logits: Tensor = self.norm(x_BTC) @ self.token.weight.T
+        return logits
 
     @torch.no_grad()
     def generate(self, tokens_T: Tensor, count: int, generator: torch.Generator, temperature: float = 0.8) -> Tensor:

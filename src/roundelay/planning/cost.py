@@ -11,6 +11,10 @@ i's machine sends in a round:
 adpsgd: learner i has one exchange under way and does not wait for it. It starts the next exchange at the end of a step.
 An exchange of e seconds thus lasts $\lceil e / c_i \rceil$ steps. After `MAX_LEAD` steps the learner does wait.
 
+local-sgd: the learner that comes to its outer step first asks the neighbours of the round, which answer at once. A round
+lasts as long as H steps of a usual learner, plus the messages: $R = H c + s$. In this time learner i takes
+$\min(H, R / c_i)$ steps.
+
 A super-learner is one learner. Its step takes as long as that of its slowest member, plus a reduction and a broadcast
 inside the group.
 """
@@ -26,6 +30,7 @@ from roundelay.planning.cluster import Cluster
 from roundelay.topology.mixing import Array, Mixing, Ranks, RelabelledMixing
 
 MAX_LEAD = 16  # the default of roundelay.ADPSGD
+LOCAL_STEPS = 50  # the default of roundelay.LocalSGD
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,21 @@ def adpsgd(cluster: Cluster, times: Array, mixing: Mixing) -> StepCost:
         seconds += part * np.maximum(exchange_s, lasting * compute_s)
     steps_per_s = float((steps / seconds).sum())
     return StepCost(steps_per_s, cluster.learners / steps_per_s, float((1 / steps).mean()))
+
+
+def local_sgd(cluster: Cluster, times: Array, mixing: Mixing) -> StepCost:
+    """Learners wait only for the messages of a round, once in LOCAL_STEPS steps; a slow one takes fewer steps."""
+    compute_s = times.mean(axis=0)
+    if cluster.learners == 1:
+        return StepCost(1 / float(compute_s[0]), float(compute_s[0]), 0.0)
+    messages_s = 2 * cluster.latency_s  # asking the neighbours
+    rounds = list(mixing.typical_rounds())
+    for round in rounds:
+        ranks, peers, _ = mixing.entries(round)
+        messages_s += float(_swap_s(cluster, ranks, peers).max()) / len(rounds)
+    round_s = LOCAL_STEPS * float(np.median(compute_s)) + messages_s
+    steps_per_s = float(np.minimum(LOCAL_STEPS, round_s / compute_s).sum()) / round_s
+    return StepCost(steps_per_s, cluster.learners / steps_per_s, 1 / LOCAL_STEPS)
 
 
 def super_learner(between: CostModel, cluster: Cluster, times: Array, mixing: Mixing) -> StepCost:

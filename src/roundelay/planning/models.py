@@ -28,6 +28,7 @@ class Model:
         synchronous: learners wait for each other.
         has_topology: it averages along a topology. A strategy without one averages all learners, so its mixing is `complete`.
         takes_groups: it can run between super-learners.
+        local_steps: steps between two averagings; 1 for all strategies but local-sgd.
     """
 
     cost: CostModel
@@ -35,6 +36,7 @@ class Model:
     synchronous: bool = True
     has_topology: bool = False
     takes_groups: bool = True
+    local_steps: int = 1
 
 
 def step_cost(model: Model, mixing: Mixing, cluster: Cluster, group_size: int = 1, seed: int = 0) -> StepCost:
@@ -54,6 +56,15 @@ def _of_equal_replicas(mixing: Mixing, exchanges_per_step: float) -> float:
 
 def _of_mixing(mixing: Mixing, exchanges_per_step: float) -> float | None:
     return stationary_variance(mixing)
+
+
+def _of_rounds(mixing: Mixing, exchanges_per_step: float) -> float | None:
+    """Variance if learners average once in H steps: H times that of averaging in every step, before they average."""
+    variance, n = stationary_variance(mixing), mixing.size
+    if variance is None or n == 1:
+        return variance
+    local_steps = round(1 / exchanges_per_step)
+    return local_steps * variance - (local_steps - 1) / 2 * (n - 1) / n  # the mean over a round
 
 
 def _of_pairs(mixing: Mixing, exchanges_per_step: float) -> float | None:
@@ -92,5 +103,6 @@ MODELS = {
     "delay-by-one": Model(cost.delay_by_one, _of_mixing),
     "dpsgd": Model(cost.dpsgd, _of_mixing, has_topology=True),
     "adpsgd": Model(cost.adpsgd, _of_pairs, synchronous=False, has_topology=True),
+    "local-sgd": Model(cost.local_sgd, _of_rounds, synchronous=False, has_topology=True, local_steps=cost.LOCAL_STEPS),
 }
 """By the name of the strategy on the command line."""

@@ -100,11 +100,12 @@ def _candidates(cluster: Cluster, group_size: int) -> Iterator[Candidate]:
             variance = model.variance(mixing, cost.exchanges_per_step)
             if variance is not None:
                 variance /= group_size  # the mean gradient of g learners has 1/g of the noise variance of one gradient
-            reason = (
-                _synchronous_reason(cost, compute_s)
-                if model.synchronous
-                else _asynchronous_reason(cost, compute_s, group_size)
-            )
+            if model.local_steps > 1:
+                reason = _local_reason(cost, compute_s, model.local_steps)
+            elif model.synchronous:
+                reason = _synchronous_reason(cost, compute_s)
+            else:
+                reason = _asynchronous_reason(cost, compute_s, group_size)
             yield Candidate(
                 strategy,
                 mixing.name if model.has_topology else None,
@@ -126,6 +127,17 @@ def _synchronous_reason(cost: StepCost, compute_s: Array) -> str:
     if slowest_s > 1.1 * usual_s and slowest_s > 0.9 * cost.step_s:
         return f"all learners take steps as slowly as the slowest one, {cost.step_s / usual_s:.2g} times a usual step"
     return f"{(cost.step_s - usual_s) * 1e3:.3g} ms of a step are communication, or waiting for random slow steps"
+
+
+def _local_reason(cost: StepCost, compute_s: Array, local_steps: int) -> str:
+    """Why local-sgd is as fast as it is, and when it is the right choice."""
+    lost = 1 - cost.steps_per_s / float((1 / compute_s).sum())
+    costs = "nothing" if lost < 0.005 else f"{lost:.2g} of the steps"
+    advice = '; compress="int8" sends a quarter of that, and overlap=True hides it' if lost > 0.1 else ""
+    return (
+        f"weights travel once in {local_steps} steps, which costs {costs}{advice}; the right choice if links are too slow to "
+        "average more often"
+    )
 
 
 def _asynchronous_reason(cost: StepCost, compute_s: Array, group_size: int) -> str:

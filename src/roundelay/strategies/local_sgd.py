@@ -98,7 +98,7 @@ class LocalSGD(Strategy):
         self._steps = self._steps_before = 0  # since the round began: own steps, and those of the round before
         self._mixed: Future[None] = done()
         self._failure: BaseException | None = None  # raised in a thread of the transport
-        self._left_out, self._disagreement2 = 0, 0.0
+        self._left_out = 0
         self._exchanges: Counter[int] = Counter()
         self._use(membership)
         transport.layout = self._outer.layout.code
@@ -198,7 +198,6 @@ class LocalSGD(Strategy):
             self.transport.refused.count("non-finite weights", f"a message of learner {peer}")
         self._left_out += len(self._row) - 1 - len(mixed)
         self._exchanges.update(mixed)
-        self._disagreement2 = self._messages.disagreement2
         for base, phi in zip(self._base_or_shift.parts, self._outer.parts, strict=True):
             base.neg_().add_(phi)
         self._shifted = True
@@ -267,13 +266,17 @@ class LocalSGD(Strategy):
             yield None
 
     def metrics(self) -> dict[str, float]:
-        """Rounds, the local steps of the last one, bytes of a message, neighbours left out, spread at the last round."""
+        """Rounds, the local steps of the last one, bytes of a message, neighbours left out, and the spread seen last.
+
+        The next round measures the spread again.
+        """
+        self._messages.measure = True
         return {
             "rounds": self._rounds.round + 1,
             "local_steps": self._steps_before,
             "message_bytes": self._messages.nbytes,
             "neighbours_left_out": self._left_out,
-            "spread": spread(self._disagreement2, self.membership.size),
+            "spread": spread(self._messages.disagreement2, self.membership.size),
         } | {f"exchanges_with_{peer}": count for peer, count in sorted(self._exchanges.items())}
 
     def state_dict(self) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class OuterMessages:
         in_step: all learners have the same phi, as far as this learner knows.
         nbytes: length of the last message.
         refused: peers whose last message had non-finite numbers, or was of other weights.
-        disagreement2: mean of |y_i - y_j|^2 over the last messages.
+        measure: set it to have `disagreement2` measured in the next round.
+        disagreement2: mean of |y_i - y_j|^2 over the messages of the last round that was measured.
     """
 
     def __init__(self, compress: str | None, phi: Flat, *, in_step: bool) -> None:
@@ -50,7 +51,7 @@ class OuterMessages:
         self._feedback = ErrorFeedback(TopK(), phi.parts) if compress == "top-k" else None
         self.in_step, self.nbytes = in_step, 0
         self.refused: list[int] = []
-        self.disagreement2 = 0.0
+        self.disagreement2, self.measure = 0.0, True
         self._form = _FULL
         self._checksum = 0
         self._own: list[Tensor] = []  # what the message says: y, Q or v
@@ -84,7 +85,8 @@ class OuterMessages:
         values = {peer: self._decode(message, y) for peer, message in received.items()}
         usable = {peer: parts for peer, parts in values.items() if parts is not None}
         self.refused = sorted(values.keys() - usable.keys())
-        self.disagreement2 = _mean_distance2(self._own, list(usable.values()))
+        if self.measure:
+            self.disagreement2, self.measure = _mean_distance2(self._own, list(usable.values())), False
         missing = sum(weight for peer, weight in row.items() if peer != own and peer not in usable)
         mean = [torch.zeros_like(part) for part in y.parts]
         for learner, weight in row.items():

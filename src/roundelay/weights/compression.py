@@ -43,7 +43,8 @@ class Int8(Compression):
         encoded: list[Tensor] = []
         for part in parts:
             blocks = _in_blocks(part.float())
-            scales = blocks.abs().amax(dim=1) / 127
+            least, most = torch.aminmax(blocks, dim=1)
+            scales = torch.maximum(-least, most) / 127
             # A block of zeros has scale 0: any divisor gives zeros.
             numbers = (blocks / torch.where(scales == 0, 1.0, scales)[:, None]).round_().to(torch.int8)
             encoded += [scales, numbers.flatten()[: len(part)]]
@@ -55,8 +56,9 @@ class Int8(Compression):
         tensors = iter(_unpacked(data, kinds))
         decoded = []
         for part, scales, numbers in zip(like, tensors, tensors, strict=True):
-            values = _in_blocks(numbers.float()) * scales[:, None]
-            decoded.append(values.flatten()[: len(part)].to(part.dtype))
+            values = _in_blocks(numbers.float())
+            values *= scales[:, None]
+            decoded.append(values.view(-1)[: len(part)].to(part.dtype))
         return decoded
 
 
@@ -120,8 +122,9 @@ def _blocks(count: int) -> int:
 
 
 def _in_blocks(values: Tensor) -> Tensor:
-    """Rows of `BLOCK` numbers; zeros fill the last one."""
-    return torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
+    """Rows of `BLOCK` numbers; zeros fill the last one. A view if they fit."""
+    missing = -len(values) % BLOCK
+    return (torch.nn.functional.pad(values, (0, missing)) if missing else values).view(-1, BLOCK)
 
 
 def _packed(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,217 @@
+"""Strategies on slow links: steps per second, bytes, and time to a validation loss, on machines that `namespaces` emulates."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roundelay.bench.namespaces import INTERFACE, Machine, machines, shape
+from roundelay.errors import RoundelayError
+
+PORT = 29400
+EVALUATED_PIECES = 100  # of the validation text
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A line of the result: what it is called, the registered name, and its options."""
+
+    label: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+STRATEGIES = (
+    Strategy("none", "none"),
+    Strategy("ddp", "ddp"),
+    Strategy("adpsgd", "adpsgd", {"topology": "random-ring"}),
+    Strategy("adpsgd bfloat16", "adpsgd", {"topology": "random-ring", "wire": "bfloat16"}),
+    Strategy("dpsgd", "dpsgd", {"topology": "random-ring"}),
+    Strategy("delay-by-one", "delay-by-one"),
+    Strategy("local-sgd complete", "local-sgd", {"topology": "complete"}),
+    Strategy("local-sgd complete int8", "local-sgd", {"topology": "complete", "compress": "int8"}),
+    Strategy("local-sgd complete overlap", "local-sgd", {"topology": "complete", "overlap": True}),
+    Strategy("local-sgd pairs", "local-sgd", {"topology": "random-matching"}),
+    Strategy("local-sgd pairs int8", "local-sgd", {"topology": "random-matching", "compress": "int8"}),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured.
+
+    Attributes:
+        rates: of `tc`, such as "200mbit"; "none": no limit.
+        compute: "emulated" or "language".
+        strategies: the lines of the result.
+        learners: number of machines.
+        seconds: per case.
+        parameters: of the emulated model.
+        step_s: of the emulated model.
+        every: local steps of local-sgd.
+        slow: how many times slower learner 0 is.
+        data: the text of the language model.
+    """
+
+    rates: Sequence[str]
+    compute: str = "emulated"
+    strategies: Sequence[Strategy] = STRATEGIES
+    learners: int = 4
+    seconds: float = 30.0
+    parameters: int = 10_000_000
+    step_s: float = 0.2
+    every: int = 50
+    slow: float = 1.0
+    data: str = ""
+
+    def case(self, strategy: Strategy) -> dict[str, Any]:
+        """As the workers take it."""
+        options = dict(strategy.options) | ({"every": self.every} if strategy.name == "local-sgd" else {})
+        named = {"strategy": strategy.name, "options": options}
+        kept = ("compute", "seconds", "parameters", "step_s", "slow", "data")
+        return named | {name: getattr(self, name) for name in kept}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy at one rate.
+
+    Attributes:
+        rate: of every link.
+        strategy: its label.
+        steps_per_s: of all learners together.
+        ratio_to_none: steps_per_s over that without communication.
+        bytes_per_step: that a machine sends per own step.
+        losses: language: (seconds, validation loss of the mean model), at equal times.
+        ddp_loss_s: language: seconds until the loss that DDP has at its end; None if it was not reached.
+    """
+
+    rate: str
+    strategy: str
+    steps_per_s: float
+    ratio_to_none: float
+    bytes_per_step: float
+    losses: list[tuple[float, float]]
+    ddp_loss_s: float | None
+
+
+def run(settings: Settings, progress: Callable[[str, str], None] = lambda rate, strategy: None) -> list[Row]:
+    """Measure every strategy at every rate. Raises RoundelayError without root, or if a learner process ends early."""
+    rows = []
+    with machines(settings.learners) as hosts, tempfile.TemporaryDirectory() as folder:
+        for rate in settings.rates:
+            for host in hosts:
+                shape(host, None if rate == "none" else rate)
+            rows += _measure_rate(settings, rate, hosts, Path(folder), progress)
+    return rows
+
+
+def _measure_rate(
+    settings: Settings, rate: str, hosts: list[Machine], folder: Path, progress: Callable[[str, str], None]
+) -> list[Row]:
+    cases = [settings.case(strategy) for strategy in settings.strategies]
+    plan = json.dumps({"cases": cases, "folder": str(folder), "rate": rate})
+    measured: list[list[dict[str, float]]] = []
+    with _learners(hosts, ["-m", "roundelay.bench.network_worker", plan]) as processes:
+        results = processes[0].stdout
+        assert results is not None
+        for strategy in settings.strategies:
+            line = results.readline()
+            if not line:
+                raise RoundelayError(
+                    f"a learner process ended while it measured {strategy.label} at {rate}; its error is above"
+                )
+            measured.append(json.loads(line))
+            progress(rate, strategy.label)
+    losses: list[list[tuple[float, float]]] = [[] for _ in measured]
+    if settings.compute == "language":
+        losses = [
+            _losses(settings, folder / f"{rate}-{number}", each[0]["seconds"]) for number, each in enumerate(measured)
+        ]
+    return _rows(settings, rate, measured, losses)
+
+
+def _rows(
+    settings: Settings,
+    rate: str,
+    measured: Sequence[Sequence[Mapping[str, float]]],
+    losses: Sequence[list[tuple[float, float]]],
+) -> list[Row]:
+    labels = [strategy.label for strategy in settings.strategies]
+    speeds = [sum(learner["steps"] / learner["seconds"] for learner in each) for each in measured]
+    free = speeds[labels.index("none")] if "none" in labels else float("nan")
+    target = losses[labels.index("ddp")][-1][1] if "ddp" in labels and losses[labels.index("ddp")] else None
+    return [
+        Row(
+            rate,
+            label,
+            speed,
+            speed / free,
+            bytes_per_step=sum(learner["bytes"] for learner in each) / sum(learner["steps"] for learner in each),
+            losses=curve,
+            ddp_loss_s=None if target is None else time_to(target, curve),
+        )
+        for label, speed, each, curve in zip(labels, speeds, measured, losses, strict=True)
+    ]
+
+
+def time_to(target: float, curve: Sequence[tuple[float, float]]) -> float | None:
+    """The time at which a curve of (seconds, loss) first reaches the target, linear between its points; None if never.
+
+    >>> time_to(2.0, [(10.0, 3.0), (20.0, 1.0)])
+    15.0
+    """
+    before: tuple[float, float] | None = None
+    for seconds, loss in curve:
+        if loss <= target:
+            if before is None or before[1] <= loss:
+                return seconds
+            return before[0] + (seconds - before[0]) * (before[1] - target) / (before[1] - loss)
+        before = seconds, loss
+    return None
+
+
+def _losses(settings: Settings, snapshots: Path, seconds: float) -> list[tuple[float, float]]:
+    """Validation losses of the mean models, from the snapshots that the learners have saved."""
+    import torch
+    from torch.nn.utils import vector_to_parameters
+
+    from roundelay.bench.network_worker import SNAPSHOTS
+    from roundelay.training.recipes import resolve, table_of, task_of
+
+    task = task_of(resolve(table_of("shakespeare"), [("settings.data", settings.data)]))
+    module, curve = task.module().eval(), []
+    for number in range(1, SNAPSHOTS + 1):
+        replicas = [torch.load(f"{snapshots}-{number}-{rank}.pt") for rank in range(settings.learners)]
+        vector_to_parameters(torch.stack(replicas).mean(0), module.parameters())
+        with torch.no_grad():
+            sums = task.evaluate(module, "valid", 0, max(1, len(task) // 18 // EVALUATED_PIECES))
+        curve.append((seconds * number / SNAPSHOTS, sums["loss"] / sums["samples"]))
+    return curve
+
+
+@contextmanager
+def _learners(hosts: Sequence[Machine], arguments: Sequence[str]) -> Iterator[list[subprocess.Popen[str]]]:
+    """A Python process on each machine. Processes that still run when the block ends are killed."""
+    shared = {"WORLD_SIZE": str(len(hosts)), "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
+    shared |= {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": INTERFACE}
+    processes = []
+    try:
+        for rank, host in enumerate(hosts):
+            command = host.command([sys.executable, *arguments])
+            variables = os.environ | shared | {"RANK": str(rank)}
+            processes.append(subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True))
+        yield processes
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()

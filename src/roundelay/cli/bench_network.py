@@ -1,0 +1,110 @@
+"""`roundelay bench network`: the strategies on slow links between emulated machines."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from roundelay.cli.arguments import duration, more_than_0, output_path, positive_int, slowdown
+from roundelay.cli.tables import new_table, show
+from roundelay.errors import UsageError
+
+if TYPE_CHECKING:
+    from roundelay.bench.network import Row, Strategy
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare its options."""
+    add = parser.add_argument
+    add(
+        "--rates",
+        type=_rates,
+        default=("none", "1gbit", "200mbit", "50mbit"),
+        metavar="RATES",
+        help="of every machine's link (default none,1gbit,200mbit,50mbit)",
+    )
+    add(
+        "--compute",
+        choices=("emulated", "language"),
+        default="emulated",
+        help="emulated: steps that sleep, 10 M parameters (default); language: the recipe shakespeare, with times to a loss",
+    )
+    add("--data", default="", metavar="PATH", help="text of the language model; by default in $ROUNDELAY_DATA")
+    add("--strategies", metavar="NAMES", help="only these labels, separated by commas (default: all)")
+    add("--every", type=positive_int, default=50, metavar="H", help="local steps of local-sgd (default 50)")
+    add("--slow", type=slowdown, default=1.0, metavar="F", help="how many times slower learner 0 is (default 1)")
+    add("--seconds", type=more_than_0(duration), default=30.0, metavar="TIME", help="per case (default 30s)")
+    add("--plot", type=output_path, metavar="FILE", help="draw bars, and losses over time (.svg, .png, .pdf)")
+    parser.set_defaults(call=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, and print a table or JSON."""
+    from roundelay.bench import namespaces, network
+    from roundelay.cli.bench import MOST_LEARNERS, print_json
+
+    if not 2 <= args.learners <= MOST_LEARNERS:
+        raise UsageError(f"a benchmark of communication needs 2 to {MOST_LEARNERS} learners, got {args.learners}")
+    if args.compute == "language":
+        from roundelay.language.text import find_text
+
+        find_text(args.data)
+    namespaces.check_available()
+    settings = network.Settings(
+        args.rates,
+        args.compute,
+        _chosen(args.strategies, network.STRATEGIES),
+        args.learners,
+        args.seconds,
+        every=args.every,
+        slow=args.slow,
+        data=args.data,
+    )
+    with Console(stderr=True).status("starting learners") as status:
+        rows = network.run(settings, lambda rate, strategy: status.update(f"measured {strategy} at {rate}"))
+    if args.plot:
+        from roundelay.reports.plots.network import plot_rows
+
+        plot_rows(rows, args.plot)
+    if args.json:
+        print_json(args, rows=[dataclasses.asdict(row) for row in rows], compute=args.compute, every=args.every)
+        return
+    for rate in args.rates:
+        _show(rate, [row for row in rows if row.rate == rate])
+    if args.plot:
+        print(f"plotted to {args.plot}")
+
+
+def _show(rate: str, rows: list[Row]) -> None:
+    table = new_table(f"links without a limit of rate, {len(rows)} cases" if rate == "none" else f"links of {rate}")
+    table.add_column("strategy", no_wrap=True)
+    learning = any(row.losses for row in rows)
+    for heading in ("steps/s", "/none", "MB/step", *(("loss", "s to DDP's loss") if learning else ())):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        figures = [f"{row.steps_per_s:.2f}", f"{row.ratio_to_none:.2f}", f"{row.bytes_per_step / 1e6:.2f}"]
+        if learning:
+            figures += [f"{row.losses[-1][1]:.3f}", "-" if row.ddp_loss_s is None else f"{row.ddp_loss_s:.1f}"]
+        table.add_row(row.strategy, *figures)
+    show(table)
+
+
+def _chosen(names: str | None, known: tuple[Strategy, ...]) -> list[Strategy]:
+    if names is None:
+        return list(known)
+    labels = {strategy.label: strategy for strategy in known}
+    if missing := [name for name in names.split(",") if name not in labels]:
+        raise UsageError(f"unknown strategy '{missing[0]}'. Known: {', '.join(labels)}")
+    return [labels[name] for name in names.split(",")]
+
+
+def _rates(text: str) -> tuple[str, ...]:
+    rates = tuple(word.strip() for word in text.split(","))
+    for rate in rates:
+        if rate != "none" and not re.fullmatch(r"\d+(\.\d+)?(kbit|mbit|gbit)", rate):
+            raise argparse.ArgumentTypeError(f"needs rates such as none,1gbit,200mbit, got '{rate}'")
+    return rates

@@ -1,0 +1,30 @@
+"""The picture of `roundelay bench network`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roundelay.reports.plots.figures import picture
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from roundelay.bench.network import Row
+
+
+def plot_rows(rows: Sequence[Row], path: Path) -> None:
+    """One panel per rate: losses over time for a language model, else steps per second relative to no communication."""
+    rates = list(dict.fromkeys(row.rate for row in rows))
+    with picture(path, 1, len(rates), size=(4.6 * len(rates) + 1.4, 4.4)) as (_, axes):
+        for ax, rate in zip(axes, rates, strict=True):
+            shown = [row for row in rows if row.rate == rate]
+            title = "no limit" if rate == "none" else rate
+            if any(row.losses for row in shown):
+                for row in shown:
+                    ax.plot(*zip(*row.losses, strict=True), label=row.strategy)
+                ax.set(xlabel="seconds", ylabel="validation loss of the mean model", title=title)
+                ax.legend(fontsize=7)
+            else:
+                ax.barh([row.strategy for row in shown][::-1], [row.ratio_to_none for row in shown][::-1])
+                ax.set(xlabel="throughput / no communication", title=title)

@@ -1,0 +1,136 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from roundelay.bench import namespaces, network
+from roundelay.bench.network import STRATEGIES, Settings, Strategy, time_to
+from roundelay.cli import main
+from roundelay.errors import RoundelayError
+from roundelay.strategies.registry import strategy_named
+
+may_make_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0
+    or subprocess.run(["ip", "netns", "add", "rdlytest"], capture_output=True, check=False).returncode,
+    reason="needs root and network namespaces",
+)
+subprocess.run(["ip", "netns", "del", "rdlytest"], capture_output=True, check=False)
+
+
+def learner(steps, seconds, nbytes):
+    return {"steps": steps, "seconds": seconds, "bytes": nbytes}
+
+
+def test_rows_compare_with_no_communication_and_with_ddps_last_loss():
+    settings = Settings(
+        ["1gbit"], strategies=[Strategy("none", "none"), Strategy("ddp", "ddp"), Strategy("fast", "adpsgd")]
+    )
+    measured = [[learner(100, 10, 0)] * 2, [learner(20, 10, 4000)] * 2, [learner(90, 10, 900), learner(70, 10, 700)]]
+    curves = [[(5.0, 9.0), (10.0, 8.0)], [(5.0, 3.0), (10.0, 2.0)], [(5.0, 2.5), (10.0, 1.5)]]
+    none, ddp, fast = network._rows(settings, "1gbit", measured, curves)
+    assert (none.steps_per_s, ddp.steps_per_s, fast.steps_per_s) == (20.0, 4.0, 16.0)
+    assert (ddp.ratio_to_none, fast.ratio_to_none) == (0.2, 0.8)
+    assert (ddp.bytes_per_step, fast.bytes_per_step) == (200.0, 10.0)
+    assert (none.ddp_loss_s, ddp.ddp_loss_s, fast.ddp_loss_s) == (None, 10.0, 7.5)
+
+
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [([(1.0, 1.5)], 1.0), ([(1.0, 4.0), (2.0, 3.0)], None), ([(1.0, 4.0), (2.0, 2.0), (3.0, 5.0)], 2.0), ([], None)],
+)
+def test_time_to_a_loss(curve, expected):
+    assert time_to(2.0, curve) == expected
+
+
+def test_every_line_names_a_strategy_and_options_that_it_takes():
+    settings = Settings(["none"], every=7)
+    for strategy in STRATEGIES:
+        case = settings.case(strategy)
+        json.dumps(case)
+        if strategy.name not in ("none", "ddp"):
+            made = strategy_named(case["strategy"], **case["options"])
+            assert all(getattr(made, name) == value for name, value in case["options"].items() if name != "topology")
+
+
+def test_without_root_there_is_one_clear_line(monkeypatch, capsys):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(namespaces.shutil, "which", lambda tool: "/sbin/" + tool)
+    assert main(["bench", "network"]) != 0
+    assert capsys.readouterr().err.strip().count("\n") == 0
+
+
+def test_missing_tools_are_named(monkeypatch):
+    monkeypatch.setattr(namespaces.shutil, "which", lambda tool: None if tool == "tc" else tool)
+    with pytest.raises(RoundelayError, match="needs tc; install iproute2"):
+        namespaces.check_available()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rates", "fast"], "needs rates such as none,1gbit,200mbit"),
+        (["--strategies", "dpsg"], "unknown strategy 'dpsg'"),
+        (["--learners", "1"], "needs 2 to 64 learners"),
+    ],
+)
+def test_wrong_options(options, message, capsys, monkeypatch):
+    monkeypatch.setattr(namespaces, "check_available", lambda: None)
+    try:
+        code = main(["bench", "network", *options])
+    except SystemExit as exit:
+        code = exit.code
+    assert code != 0
+    assert message in capsys.readouterr().err
+
+
+SEND = "import socket; socket.create_connection(('{}', 5555)).sendall(bytes({}))"
+RECEIVE = """
+import socket, time
+server = socket.create_server(("{}", 5555))
+print("listening", flush=True)
+connection, _ = server.accept()
+received, began = 0, None
+while data := connection.recv(2**20):
+    began = began or time.perf_counter()
+    received += len(data)
+print(8e-6 * received / (time.perf_counter() - began))
+"""
+
+
+@may_make_namespaces
+def test_two_machines_are_joined_by_a_link_of_the_given_rate_and_are_gone_afterwards():
+    with namespaces.machines(2) as (first, second):
+        for machine in (first, second):
+            namespaces.shape(machine, "20mbit")
+        command = first.command([sys.executable, "-c", RECEIVE.format(first.address)])
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as receiver:
+            receiver.stdout.readline()
+            code = SEND.format(first.address, 5_000_000)
+            subprocess.run(second.command([sys.executable, "-c", code]), check=True, timeout=60)
+            rate_mbit = float(receiver.stdout.readline())
+    assert rate_mbit == pytest.approx(19, rel=0.2)
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert first.name not in listed
+    assert second.name not in listed
+
+
+@may_make_namespaces
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_strategies_are_measured_on_two_machines():
+    settings = Settings(
+        ["100mbit"],
+        strategies=[each for each in STRATEGIES if each.label in ("none", "ddp", "local-sgd pairs int8")],
+        learners=2,
+        seconds=4.0,
+        parameters=1_000_000,
+        step_s=0.05,
+        every=10,
+    )
+    none, ddp, local = network.run(settings)
+    assert none.bytes_per_step < 1000
+    assert ddp.bytes_per_step == pytest.approx(4e6, rel=0.1)
+    assert 0.03e6 < local.bytes_per_step < 0.2e6
+    assert local.steps_per_s > ddp.steps_per_s

@@ -82,3 +82,29 @@ def test_the_metrics_of_a_resumed_run_are_refused(tmp_path):
 def test_a_learner_without_a_row_is_named_in_the_error(tmp_path):
     with pytest.raises(RoundelayError, match="learner 0"):
         measured(rows(tmp_path / "metrics.jsonl", row(1, 1, 0.5)))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"kind": "learner", "learner": 0}\n', "is no metrics file of a run: KeyError: 'steps'"),
+        (
+            b'{"kind": "learner", "learner": null, "steps": 1, "compute_s": 1}\n',
+            "is no metrics file of a run: TypeError",
+        ),
+        (
+            b'{"kind": "learner", "learner": "x", "steps": 1, "compute_s": 1}\n',
+            "is no metrics file of a run: ValueError",
+        ),
+        (b'{"kind": "learner", "learner": 0, "steps": 1, "compute_s": NaN}\n', "learner 0 with 1 steps of nan s"),
+        (b'{"kind": "learner", "learner": 0, "steps": -3, "compute_s": 1}\n', "learner 0 with -3 steps of 1 s"),
+        (b'{"kind": "learner", "learner": 9999999999, "steps": 1, "compute_s": 1}\n', "a row of learner 9999999999"),
+        (b"\xff\xfe\x00", "is no metrics file of a run: UnicodeDecodeError"),
+        (b"garbage\n", "the trace of learner 0 needs step times"),
+    ],
+)
+def test_a_file_that_is_no_metrics_file_is_refused_in_one_line(tmp_path, content, message):
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    with pytest.raises(RoundelayError, match=message) as refused:
+        measured(tmp_path / "metrics.jsonl")
+    assert "\n" not in str(refused.value)

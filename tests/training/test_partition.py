@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, strategies as st
 from runs import tiny_config
 
 from roundelay.cluster.environment import World
+from roundelay.errors import ConfigError
 from roundelay.training.data import Draw
 from roundelay.training.partition import Partition, Position
 
@@ -37,3 +39,25 @@ def test_a_learner_that_restarts_passes_no_boundary_that_lies_before_its_start()
     assert position.advance(Draw(64, 64)) == 68
     position.restart_at(68)
     assert position.advance(Draw(68, 68)) is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "members", "message"),
+    [
+        (1301, 1, "data.batch 1301 is more than the 1300 samples of the task; use at most 1300"),
+        (
+            400,
+            4,
+            "data.batch 400 of each of 4 learners in a group is more than the 1300 samples of the task; use at most 325",
+        ),
+    ],
+)
+def test_a_batch_that_is_larger_than_the_data_is_refused(batch, members, message):
+    config = tiny_config(learners=4, group_size=members, strategy="dpsgd", data={"batch": batch})
+    with pytest.raises(ConfigError, match=message):
+        Partition.of(config, World(0, 4, 0, 4), 1300, 0, synchronous=True)
+
+
+def test_a_batch_of_all_samples_is_one_chunk():
+    part = Partition.of(tiny_config(data={"batch": 1300}), World(0, 4, 0, 4), 1300, 0, synchronous=True)
+    assert part.chunks.per_epoch == 1

@@ -36,7 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--learners", type=positive_int, metavar="N", help="number of learners; not needed with a file")
     add("--seed", type=int, default=0, metavar="S", help="seed of random topologies (default 0)")
-    add("--degree", type=positive_int, default=1, metavar="K", help="degree of base-graph (default 1)")
+    add(
+        "--degree",
+        type=positive_int,
+        metavar="K",
+        help="degree of base-graph, below the number of learners (default 1)",
+    )
     add("--draw", type=output_path, metavar="FILE", help="draw the graph (.svg, .png, .pdf)")
     add("--plot", type=output_path, metavar="FILE", help="with compare: plot the gap against the number of learners")
     add("--json", action="store_true", help="print JSON")
@@ -46,6 +51,11 @@ def run(args: argparse.Namespace) -> None:
     """Print the figures of one topology, or of all."""
     if (args.learners or 0) > MOST_LEARNERS:
         raise TopologyError(f"figures are computed for at most {MOST_LEARNERS} learners, got {args.learners}")
+    if args.degree is not None and args.name not in ("compare", "base-graph"):
+        raise TopologyError(f"--degree is for base-graph and compare; {args.name} has no degree to choose")
+    if args.degree is not None and args.learners is not None and args.degree >= args.learners:
+        raise TopologyError(f"--degree must be below the {args.learners} learners, got {args.degree}")
+    args.degree = args.degree or 1
     if args.name == "compare":
         _compare(args)
     elif args.plot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from roundelay.training.metrics import read_rows
 Compute = Callable[[int, int, float], float]
 """Seconds that `learner` computes in its step number `step`, which begins at virtual time `now`."""
 
+_MOST_LEARNERS = 1_000_000
 BLOCK = 128  # steps drawn at once, because creating a generator costs as much as a hundred draws
 
 
@@ -93,20 +95,32 @@ def measured(metrics: Path) -> Compute:
 
     Steps between two rows of a learner count as equally long. `train --set metrics.every_s=0` writes a row for every step.
 
-    Raises RoundelayError if the run was resumed, because its rows do not begin at the first step, or if a learner has no row.
+    Raises RoundelayError if the file is no metrics file, if the run was resumed, because its rows do not begin at the first
+    step, or if a learner has no row.
     """
     steps: dict[int, int] = {}
     computed_s: dict[int, float] = {}
     times: dict[int, list[float]] = {}
-    for row in read_rows(metrics):
-        if row.get("event") == "resumed":
+    for learner, step, mean_s in _rows(metrics):
+        new = step - steps.get(learner, 0)
+        if new > 0:
+            times.setdefault(learner, []).extend([max(mean_s * step - computed_s.get(learner, 0.0), 0.0) / new] * new)
+            steps[learner], computed_s[learner] = step, mean_s * step
+    return trace([times.get(learner, []) for learner in range(max(times, default=0) + 1)])
+
+
+def _rows(metrics: Path) -> list[tuple[int, int, float]]:
+    """For every row of a learner: the learner, its steps, and the mean compute time of these steps."""
+    try:
+        rows = list(read_rows(metrics))
+        if any(row.get("event") == "resumed" for row in rows):
             raise RoundelayError(
                 f"'{metrics}' belongs to a resumed run, so its first steps are missing; give a run that was not resumed"
             )
-        if row["kind"] != "learner" or row["steps"] == steps.get(row["learner"], 0):
-            continue
-        learner, total_s = row["learner"], row["compute_s"] * row["steps"]
-        new = row["steps"] - steps.get(learner, 0)
-        times.setdefault(learner, []).extend([max(total_s - computed_s.get(learner, 0.0), 0.0) / new] * new)
-        steps[learner], computed_s[learner] = row["steps"], total_s
-    return trace([times.get(learner, []) for learner in range(max(times, default=0) + 1)])
+        found = [(int(r["learner"]), int(r["steps"]), float(r["compute_s"])) for r in rows if r["kind"] == "learner"]
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        raise RoundelayError(f"'{metrics}' is no metrics file of a run: {type(error).__name__}: {error}") from None
+    for row in found:
+        if not (0 <= row[0] < _MOST_LEARNERS and row[1] >= 0 and 0 <= row[2] < math.inf):
+            raise RoundelayError("'{}' has a row of learner {} with {} steps of {:g} s".format(metrics, *row))
+    return found

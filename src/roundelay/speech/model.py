@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 from roundelay.speech.hmm import Floats
-from roundelay.training.config import at_least
+from roundelay.training.config import at_least, fraction
 
 FRAMES_AT_ONCE = 8000  # frames of a batch, padding included: enough to keep a processor busy with little memory
 
@@ -33,7 +33,7 @@ class ModelConfig:
     layers: int = at_least(1, 2)
     width: int = at_least(1, 128)
     bottleneck: int = at_least(1, 64)
-    dropout: float = at_least(0.0, 0.0)
+    dropout: float = fraction(0.0)
 
 
 class AcousticModel(nn.Module):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from roundelay.chunks import Chunks
 from roundelay.cluster.environment import World
+from roundelay.errors import ConfigError
 from roundelay.training.config import Config
 from roundelay.training.data import Draw, Draws, EqualDraws, SharedCursor, SharedDraws, StaticShare
 
@@ -44,8 +45,17 @@ class Partition:
 
     @classmethod
     def of(cls, config: Config, world: World, samples: int, learner: int, *, synchronous: bool) -> Partition:
-        """The part of learner `learner` in a task with `samples` samples. `world.rank` is its rank at the moment."""
+        """The part of learner `learner` in a task with `samples` samples. `world.rank` is its rank at the moment.
+
+        Raises ConfigError if the batch of a group is larger than the data.
+        """
         members = config.group_size or world.local_size
+        if members * config.data.batch > samples:
+            shared = f" of each of {members} learners in a group" if members > 1 else ""
+            raise ConfigError(
+                f"data.batch {config.data.batch}{shared} is more than the {samples} samples of the task; "
+                f"use at most {samples // members}"
+            )
         group, member = divmod(world.rank, members)
         chunks = Chunks(samples, members * config.data.batch, config.seed)
         dynamic = config.data.sharding == "dynamic"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from roundelay import plugins
 from roundelay.errors import ConfigError, unknown
+from roundelay.strategies.registry import takes_option
 from roundelay.topology.registry import named
 from roundelay.training.config import Config, with_settings
 from roundelay.training.config_table import assigned, read
@@ -135,12 +136,24 @@ def check(config: Config) -> None:
         )
     try:
         strategy_of(config)
+        _check_options(config)
         if config.group_size:
             named(config.topology, config.learners // config.group_size, config.seed)
     except StrategyError as error:
         raise ConfigError(f"strategy: {error}") from None
     except TopologyError as error:
         raise ConfigError(f"topology: {error}") from None
+
+
+def _check_options(config: Config) -> None:
+    """Raise ConfigError for an option that is set, although the strategy does not take it."""
+    for option in ("max_lead", "wire"):
+        default = Config.__dataclass_fields__[option].default
+        if getattr(config, option) != default and not takes_option(config.strategy, option):
+            raise ConfigError(
+                f"{option} {getattr(config, option)} has no effect on {config.strategy}, which does not take it; "
+                f"leave it out ({default}), or use adpsgd"
+            )
 
 
 def as_table(config: Config) -> dict[str, Any]:

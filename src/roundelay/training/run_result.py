@@ -18,6 +18,7 @@ from roundelay.training.config_table import read
 from roundelay.training.evaluator import SPLITS, evaluating, means
 from roundelay.training.recipes import as_table, task_class
 from roundelay.training.task import Task
+from roundelay.weights.serialization import UNREADABLE
 
 
 def write_result(folder: Path, config: Config, task: Task, mean: nn.Module, results: dict[str, Any]) -> None:
@@ -50,24 +51,38 @@ class RunResult:
 
     @classmethod
     def read(cls, folder: Path) -> RunResult:
-        """Read the result in the directory of a run. Raises ConfigError if there is no run, or if it is not finished."""
+        """Read the result in the directory of a run.
+
+        Raises ConfigError if there is no run, if it is not finished, or if a file of the result is damaged.
+        """
         path = folder / run_directory.MODEL_CONFIG
         if not path.is_file() or not (folder / run_directory.MODEL).is_file():
             if (folder / run_directory.CONFIG).is_file():
                 command = run_directory.resume_command(folder)
                 raise ConfigError(f"the run in '{folder}' is not finished; go on with it: {command}")
-            raise ConfigError(f"'{folder}' holds no run: there is no {run_directory.MODEL_CONFIG}")
-        described = json.loads(path.read_text())
-        chosen = task_class(described["task"])
-        return cls(folder, chosen, read(chosen.Config, described["settings"]), described["seed"])
+            raise ConfigError(f"'{folder}' holds no run: there is no {run_directory.CONFIG}")
+        try:
+            described = json.loads(path.read_text())
+            name, settings, seed = str(described["task"]), dict(described["settings"]), int(described["seed"])
+        except UNREADABLE as error:
+            raise ConfigError(_damaged(path, error)) from None
+        chosen = task_class(name)
+        return cls(folder, chosen, read(chosen.Config, settings), seed)
 
     def task(self) -> Task:
         """Build the task. This reads the data of the task."""
         return self.task_class(self.settings, self.seed)
 
     def with_weights(self, module: nn.Module) -> nn.Module:
-        """Load the weights of the mean model into the module. Returns the module, in evaluation mode."""
-        module.load_state_dict(load_file(self.folder / run_directory.MODEL))
+        """Load the weights of the mean model into the module. Returns the module, in evaluation mode.
+
+        Raises ConfigError if the file of the model is damaged.
+        """
+        path = self.folder / run_directory.MODEL
+        try:
+            module.load_state_dict(load_file(path))
+        except (*UNREADABLE, RuntimeError) as error:  # RuntimeError: the weights of another model
+            raise ConfigError(_damaged(path, error)) from None
         return module.eval()
 
     def figures(self, split: str) -> dict[str, Any]:
@@ -79,3 +94,8 @@ class RunResult:
         with evaluating(module):
             sums = task.evaluate(module, split)
         return {"split": split, "samples": int(sums["samples"])} | means(sums)
+
+
+def _damaged(path: Path, error: Exception) -> str:
+    reason = str(error).partition("\n")[0].rstrip(":")
+    return f"'{path}' is damaged ({type(error).__name__}: {reason}); bring it back from a copy, or train again"

@@ -8,13 +8,14 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from roundelay.bench.shaped_link import Link, shaped_link
+from roundelay.bench.namespaces import Machine, machines, shape
 from roundelay.errors import RoundelayError
 
-LOOPBACK = Link(("127.0.0.1", "127.0.0.1"), ((), ()))
+LOOPBACK = "127.0.0.1"
+LEAVING_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -60,20 +61,27 @@ def measure(
     rows = []
     for medium in ("tcp", "shared memory") if rate is None else (f"tcp, {rate}",):
         progress(medium)
-        with shaped_link(rate) if rate else nullcontext(LOOPBACK) as link:
-            pairs = _run(link, parameters, repetitions, shared=medium == "shared memory")
+        if rate is None:
+            pairs = _run(parameters, repetitions, shared=medium == "shared memory")
+        else:
+            with machines(2) as ends:
+                for machine in ends:
+                    shape(machine, rate)
+                pairs = _run(parameters, repetitions, shared=False, ends=ends)
         exchange_s, floor_s = (statistics.median(column) for column in zip(*pairs, strict=True))
         ratio = statistics.median(exchange / floor for exchange, floor in pairs)
         rows.append(Row(medium, parameters, exchange_s, floor_s, ratio, 4e-6 * parameters / exchange_s))
     return rows
 
 
-def _run(link: Link, parameters: int, repetitions: int, *, shared: bool) -> list[tuple[float, float]]:
+def _run(parameters: int, repetitions: int, *, shared: bool, ends: Sequence[Machine] = ()) -> list[tuple[float, float]]:
+    """Exchange and floor, in seconds, of each repetition; on this machine, or between two."""
     secret = secrets.token_hex(32)
-    plans = [Plan(rank, link.addresses[rank], secret, parameters, shared, repetitions) for rank in range(2)]
-    with _workers(link.prefixes, plans) as (caller, answerer):
-        addresses = [_line(worker) for worker in (caller, answerer)]
-        for worker, others in ((caller, addresses[1]), (answerer, addresses[0])):
+    addresses = [machine.address for machine in ends] or [LOOPBACK, LOOPBACK]
+    plans = [Plan(rank, addresses[rank], secret, parameters, shared, repetitions) for rank in range(2)]
+    with _workers(ends, plans) as (caller, answerer):
+        said = [_line(worker) for worker in (caller, answerer)]
+        for worker, others in ((caller, said[1]), (answerer, said[0])):
             assert worker.stdin is not None
             worker.stdin.write(others)
             worker.stdin.flush()
@@ -89,15 +97,22 @@ def _line(worker: subprocess.Popen[str]) -> str:
 
 
 @contextmanager
-def _workers(prefixes: Sequence[Sequence[str]], plans: Sequence[Plan]) -> Iterator[list[subprocess.Popen[str]]]:
-    """One process for each plan. Processes that still run when the block ends are killed."""
+def _workers(ends: Sequence[Machine], plans: Sequence[Plan]) -> Iterator[list[subprocess.Popen[str]]]:
+    """One process for each plan. They end when their stdin is closed; those that do not are killed."""
     workers = []
     try:
-        for prefix, plan in zip(prefixes, plans, strict=True):
-            command = [*prefix, sys.executable, "-m", "roundelay.bench.exchange_worker", json.dumps(asdict(plan))]
+        for plan in plans:
+            command = [sys.executable, "-m", "roundelay.bench.exchange_worker", json.dumps(asdict(plan))]
+            command = ends[plan.rank].command(command) if ends else command
             workers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         yield workers
     finally:
         for worker in workers:
-            worker.kill()
-            worker.communicate()
+            assert worker.stdin is not None
+            worker.stdin.close()
+        for worker in workers:
+            try:
+                worker.wait(LEAVING_S)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()

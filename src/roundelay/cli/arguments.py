@@ -34,6 +34,21 @@ def positive_int(text: str) -> int:
     return number
 
 
+def parameter_count(text: str) -> int:
+    """How many weights: 43M, 500K, 1000000. At least 1000.
+
+    >>> parameter_count("1.5M")
+    1500000
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(M|K|)", text.strip())
+    count = int(float(match[1]) * {"M": 1e6, "K": 1e3, "": 1}[match[2]]) if match else 0
+    if count < 1000:
+        raise argparse.ArgumentTypeError(
+            f"needs a number of weights of at least 1000, such as 43M or 500K, got '{text}'"
+        )
+    return count
+
+
 def output_path(text: str, endings: Sequence[str] = PICTURES) -> Path:
     """The path of a file to write, by default of a picture. Its folder must exist."""
     path = Path(text)

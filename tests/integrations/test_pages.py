@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {"lightning": "lightning", "accelerate": "accelerate"}  # page -> the library it needs
+PAGES = {"lightning": "lightning", "accelerate": "accelerate", "transformers": "peft"}  # page -> the library it needs
 
 
 @pytest.mark.slow

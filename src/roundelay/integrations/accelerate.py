@@ -66,8 +66,8 @@ def bypassed(model: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextlib.contextmanager
-def replaced(target: nn.Module, name: str, value: object) -> Iterator[None]:
-    """In this block the attribute `name` of this one module is `value`."""
+def replaced(target: object, name: str, value: object) -> Iterator[None]:
+    """In this block the attribute `name` of this one object is `value`."""
     setattr(target, name, value)
     try:
         yield

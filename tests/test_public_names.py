@@ -77,7 +77,7 @@ FLAGS = {
         "--open-collectives",
         "--show-config",
     ],
-    "evaluate": ["RUN", "--split", "--corpus", "--json"],
+    "evaluate": ["RUN", "--split", "--corpus", "--passes", "--json"],
     "report": ["RUN", "--out"],
     "topology": ["NAME", "--learners", "--seed", "--degree", "--draw", "--plot", "--json"],
     "plan": [
@@ -147,7 +147,7 @@ FLAGS = {
         "--quick",
         "--json",
     ],
-    "speech transcribe": ["RUN", "FILE", "--json"],
+    "speech transcribe": ["RUN", "FILE", "--one-speaker", "--passes", "--json"],
     "speech align": ["RUN", "--corpus", "--out"],
     "reproduce": ["CLAIM", "--seeds", "--out", "--json"],
 }

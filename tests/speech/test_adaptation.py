@@ -32,8 +32,9 @@ def config(tones_folder):
 
 
 @pytest.fixture(scope="module")
-def run(tones_folder, tones_cache, tmp_path_factory):
+def run(config, tones_folder, tones_cache, tmp_path_factory):
     """A finished run on all three kinds of features."""
+    prepared(config)  # now, since learners wait only a while for each other
     folder = tmp_path_factory.mktemp("runs") / "adapted"
     settings = {"features": list(ALL), "ivector": {"dimension": 3, "components": 4}}
     run_in_threads(tones_config(tones_folder, **settings), folder)

@@ -36,9 +36,9 @@ def folder(tmp_path):
 
 def test_every_figure_of_a_small_corpus(folder):
     found = summary(manifest(folder, "small"))
-    assert found.splits["train"] == SplitSummary(2, pytest.approx(3 / 3600), 2, 3, 1)
+    assert found.splits["train"] == SplitSummary(2, 0, pytest.approx(3 / 3600), 2, 3, 1)
     test = found.splits["test"]
-    assert (test.utterances, test.speakers, test.words, test.aligned) == (4, 1, 6, 0)
+    assert (test.utterances, test.unusable, test.speakers, test.words, test.aligned) == (2, 2, 1, 4, 0)
     assert 3.5 < test.hours * 3600 < 6
     assert found.vocabulary == 4
     assert found.phones == ("AH", "N", "Q", "SIL", "T", "UW", "W")

@@ -130,9 +130,29 @@ def test_any_audio_file_is_transcribed_and_a_broken_one_named(tones_run, tmp_pat
 def test_transcripts_in_json_have_times(tones_run, tones_folder, capsys):
     assert command(transcribe, tones_run, tones_folder / "wav" / "test000.wav", "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert found["text"].split() == [word for word, _, _ in found["words"]]
-    starts = [start for _, start, _ in found["words"]]
+    assert found["text"].split() == [each["word"] for each in found["words"]]
+    starts = [each["start_s"] for each in found["words"]]
     assert starts == sorted(starts)
+    assert all(0.1 < each["confidence"] <= 1 for each in found["words"])
+
+
+def test_digital_silence_has_no_words_and_is_named(tones_run, tmp_path, capsys):
+    soundfile.write(tmp_path / "nothing.wav", np.zeros(RATE_Hz, np.float32), RATE_Hz)
+    assert command(transcribe, tones_run, tmp_path / "nothing.wav") == 0
+    said = capsys.readouterr()
+    assert said.out == f"{tmp_path}/nothing.wav: \n"
+    assert "silent" in said.err
+
+
+def test_an_evaluation_tells_confusions_speakers_and_confidences(tones_run, capsys):
+    figures = figures_of(capsys, tones_run)
+    assert sum(each["words"] for each in figures["by_speaker"].values()) == figures["words"]
+    errors = sum(figures[kind] for kind in ("substitutions", "deletions", "insertions"))
+    assert sum(each["errors"] for each in figures["by_speaker"].values()) == errors
+    assert sum(count for _, _, count in figures["confusions"]) == errors
+    assert figures["wer_by_pass"] == [figures["wer"]], "without fMLLR one pass is enough"
+    columns = [line.split() for line in (tones_run / "words-test.ctm").read_text().splitlines()]
+    assert all(0 <= float(each[5]) <= 1 for each in columns)
 
 
 def test_realignment_is_one_command_and_its_times_can_be_trained_on(tones_run, tones_folder, tmp_path, capsys):

@@ -7,6 +7,7 @@ again. The network may give better states later (`--passes`).
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -16,17 +17,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from roundelay.speech.cache import cache_folder
 from roundelay.speech.corpus import Utterance
 from roundelay.speech.decode import Decoder, Scales
+from roundelay.speech.feature_set import FeatureSet, write_features
 from roundelay.speech.features import SpeakerFeatures
 from roundelay.speech.flat_start import DIMENSIONS
 from roundelay.speech.fmllr import RowStatistics, SpeakerModel, Transformed, adaptive_training, transformed
 from roundelay.speech.gaussians import FramesByUtterance, Gaussians, Mixtures
 from roundelay.speech.gmm import Gmm
-from roundelay.speech.hmm import Floats, Tying
+from roundelay.speech.hmm import Floats, Tying, self_loops
 from roundelay.speech.ivector import IvectorExtractor, Ubm
 from roundelay.speech.parallel import in_processes
-from roundelay.speech.projection import Projected, Projection, mean_and_covariance
+from roundelay.speech.projection import Projection, mean_and_covariance
 from roundelay.speech.segments import Ints
 from roundelay.training.config import at_least
 
@@ -81,17 +84,28 @@ class Adaptation:
     @classmethod
     def fit(cls, kinds: tuple[str, ...], training: Training, ivector: IvectorConfig) -> Adaptation:
         """Train Gaussians, adapted Gaussians and i-vectors on labelled utterances."""
-        features, labels, speakers, tying = training
+        features, labels, _, tying = training
         projection = Projection.principal(features, labels, DIMENSIONS)
         projection = projection.discriminating(features, labels, tying.num_states)
+        # Many passes follow, so projected frames are kept, but on disk.
+        with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
+            said = (SpeakerFeatures([name], [projection(features[name]).astype(np.float16)]) for name in labels)
+            write_features(Path(folder), "the training split", said)
+            return cls._fit(kinds, training._replace(features=FeatureSet(Path(folder))), projection, ivector)
+
+    @classmethod
+    def _fit(
+        cls, kinds: tuple[str, ...], training: Training, projection: Projection, ivector: IvectorConfig
+    ) -> Adaptation:
+        """The same from projected features."""
+        projected, labels, speakers, tying = training
         count_S = sum((np.bincount(each, minlength=tying.num_states) for each in labels.values()), np.zeros(1))
         number_S = np.clip(count_S // FRAMES_PER_GAUSSIAN, 1, MOST_GAUSSIANS).astype(np.int32)
-        gmm = Gmm.fit(features, labels, projection, number_S)
-        projected = Projected(features, projection)
+        mixtures = Mixtures.fit(projected, labels, number_S)
+        gmm = Gmm(projection, mixtures, self_loops(labels.values(), tying.num_states))
         model, scale_K = None, np.ones(0, np.float32)
         if FMLLR in kinds:
-            speech_S = tying.phone_of_state != 0
-            model, transforms = adaptive_training(projected, labels, speakers, gmm.mixtures, speech_S)
+            model, transforms = adaptive_training(projected, labels, speakers, mixtures, tying.phone_of_state != 0)
             adapted = Transformed(projected, transforms, speakers)
             _, covariance = mean_and_covariance(adapted[name] for name in labels)
             scale_K = (1 / np.sqrt(np.diag(covariance))).astype(np.float32)

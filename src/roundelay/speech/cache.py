@@ -71,8 +71,9 @@ def find_corpus(name: str, data: Path | None = None) -> Path:
         raise DataError(f"there is no '{place}', which should have {name}; correct --data or ROUNDELAY_DATA")
     if place.is_file():
         return _unpacked(place)
-    if (place / name).is_dir():
-        return place / name
+    for path in sorted(place.iterdir()):
+        if path.is_dir() and path.name.lower() == name:  # LibriSpeech is written so
+            return path
     archives = (place / f"{name}{suffix}" for suffix in ARCHIVES)
     archive = next((path for path in archives if path.is_file()), None)
     if archive:

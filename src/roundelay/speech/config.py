@@ -39,7 +39,7 @@ class SpeechConfig(TaskConfig):
     """Settings of speech recognition.
 
     Attributes:
-        corpus: synth, an4, fsdd, switchboard, manifest or kaldi.
+        corpus: synth, an4, fsdd, librispeech, switchboard, manifest or kaldi.
         data: folder or archive of the corpus; empty: $ROUNDELAY_DATA, or the cache for synth.
         hours: hours of synth to generate.
         labels: given: from the phone times of the corpus. flat-start: from transcripts alone. pdfs: from Kaldi's alignments,

@@ -50,12 +50,16 @@ class Search:
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """The best path: its words, the state of every frame, its cost, and whether it ends where a sentence may end."""
+    """The best path: its words, the state of every frame, its cost, and whether it ends where a sentence may end.
+
+    `confidences` has a number from 0 to 1 for each word, if they were computed.
+    """
 
     words: tuple[str, ...]
     states_T: Ints
     cost: float
     complete: bool
+    confidences: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

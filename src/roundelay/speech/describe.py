@@ -19,9 +19,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """Figures of one split. `aligned` counts utterances with phone times or state numbers."""
+    """Figures of the usable utterances of one split, and the number of unusable ones.
+
+    `aligned` counts utterances with phone times or state numbers.
+    """
 
     utterances: int
+    unusable: int
     hours: float
     speakers: int
     words: int
@@ -56,7 +60,7 @@ class Summary:
 class _Checked:
     """What checking the audio of one utterance found."""
 
-    duration_s: float = 0.0
+    duration_s: float = 0.0  # 0: the audio cannot be used
     rate_Hz: int = 0
     problems: tuple[tuple[str, str], ...] = ()
 
@@ -91,9 +95,11 @@ def summary(corpus: Corpus, *, quick: bool = False, progress: Progress | None = 
 
 
 def _split(corpus: Corpus, name: str, checked: Sequence[_Checked]) -> SplitSummary:
-    inside = [(utt, one) for utt, one in zip(corpus.utterances, checked, strict=True) if utt.split == name]
+    listed = [(utt, one) for utt, one in zip(corpus.utterances, checked, strict=True) if utt.split == name]
+    inside = [(utt, one) for utt, one in listed if one.duration_s > 0]
     return SplitSummary(
         utterances=len(inside),
+        unusable=len(listed) - len(inside),
         hours=sum(one.duration_s for _, one in inside) / 3600,
         speakers=len({utterance.speaker for utterance, _ in inside}),
         words=sum(len(utterance.text.split()) for utterance, _ in inside),

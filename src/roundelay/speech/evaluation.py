@@ -15,11 +15,14 @@ from roundelay.speech.corpus import Utterance
 from roundelay.speech.feature_set import features
 from roundelay.speech.hub5 import PARTS, Turn, hub5
 from roundelay.speech.prepare import corpus_of
-from roundelay.speech.recognise import PASSES, Recogniser, references
-from roundelay.speech.score import Score, score
+from roundelay.speech.recognise import PASSES, SILENT, Recogniser, references
+from roundelay.speech.score import Score, confusions, errors_by_speaker, examples, score
 from roundelay.speech.score_files import write_scores
 from roundelay.speech.segments import FRAME_SHIFT_S, Segments, write_ctm
 from roundelay.training.run_result import RunResult
+
+CONFUSIONS = 20  # pairs of words in evaluation-*.json, the most frequent
+EXAMPLES = 12  # utterances with errors in evaluation-*.json
 
 
 def evaluate_run(run: Path, split: str, data: Path | None = None, passes: int = PASSES) -> dict[str, Any]:
@@ -37,7 +40,8 @@ def evaluate_run(run: Path, split: str, data: Path | None = None, passes: int = 
     frames, problems = found.of(chosen), found.problems_with(corpus)
     recogniser.prepare()
     began = time.perf_counter()
-    by_pass = recogniser.recognised_in_passes(found, chosen, passes)
+    silent = {detail for kind, detail in found.problems.cases if kind == SILENT}
+    by_pass = recogniser.recognised_in_passes(found, [each for each in chosen if each.id not in silent], passes)
     elapsed_s = time.perf_counter() - began
     hypotheses = by_pass[-1]
     scores = [score(references(chosen), {name: each.words for name, each in heard.items()}) for heard in by_pass]
@@ -45,7 +49,7 @@ def evaluate_run(run: Path, split: str, data: Path | None = None, passes: int = 
     suffix = f"{corpus.name}-{split}" if data else split
     write_scores(run, suffix, result)
     times = {name: recogniser.word_times(hypothesis) for name, hypothesis in hypotheses.items()}
-    write_ctm(run / f"words-{suffix}.ctm", times)
+    write_ctm(run / f"words-{suffix}.ctm", times, {name: each.confidences for name, each in hypotheses.items()})
     speech_s = sum(map(len, frames.values())) * FRAME_SHIFT_S
     figures = {
         "corpus": corpus.name,
@@ -60,6 +64,12 @@ def evaluate_run(run: Path, split: str, data: Path | None = None, passes: int = 
         "features": list(recogniser.config.features),
         "speakers": len({utterance.speaker for utterance in chosen}),
         "wer_by_pass": [each.wer for each in scores],
+        "confusions": [[*pair, count] for pair, count in confusions(result).most_common(CONFUSIONS)],
+        "by_speaker": errors_by_speaker(result, {utterance.id: utterance.speaker for utterance in chosen}),
+        "examples": [
+            {"name": each.name, "said": " ".join(each.reference), "heard": " ".join(each.hypothesis)}
+            for each in examples(result, EXAMPLES)
+        ],
     }
     problems.write(run / f"problems-{suffix}.txt")
     if corpus.stm and split == "test":

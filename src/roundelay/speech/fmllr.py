@@ -81,7 +81,7 @@ class RowStatistics:
         W = identity(len(self.k)) if start is None else start.copy()
         inverse = np.linalg.inv(self.G)
         for _ in range(sweeps):
-            A_inverse = np.linalg.inv(W[:, :-1])
+            A_inverse: Doubles = np.linalg.inv(W[:, :-1]).astype(np.float64)
             for i in range(len(W)):
                 row = self._row(i, A_inverse[:, i], inverse[i])
                 # A changes by e_i dᵀ; Sherman and Morrison give its new inverse.

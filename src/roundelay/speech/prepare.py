@@ -53,16 +53,18 @@ class Prepared:
 
     @cached_property
     def problems(self) -> Problems:
-        """Problems of the corpus, and training utterances without labels. Copies at other speeds are not counted."""
+        """Problems of the corpus, words outside the lexicon, and training utterances without labels; not those of copies."""
         known = set(self.corpus.problems.cases)
         found = self.features.problems_with(self.corpus)
-        for utterance in self.corpus.split("train"):
-            if utterance.id in self.features and utterance.speed == 1.0:
-                if unknown_words := self.lexicon.unknown([utterance.text]):
-                    found.add("words outside the lexicon", f"{utterance.id}: {' '.join(unknown_words)}")
-                unlabelled = self.labels_N[self.features.rows(utterance.id)[0]] == UNLABELLED
-                if unlabelled and ("not aligned", utterance.id) not in known:
-                    found.add("no labels", utterance.id)
+        for utterance in self.corpus.utterances:
+            if utterance.id not in self.features or utterance.speed != 1.0:
+                continue
+            if unknown_words := self.lexicon.unknown([utterance.text]):
+                where = "" if utterance.split == "train" else f" ({utterance.split})"
+                found.add(f"words outside the lexicon{where}", f"{utterance.id}: {' '.join(unknown_words)}")
+            unlabelled = self.labels_N[self.features.rows(utterance.id)[0]] == UNLABELLED
+            if utterance.split == "train" and unlabelled and ("not aligned", utterance.id) not in known:
+                found.add("no labels", utterance.id)
         return found
 
     @property

@@ -21,6 +21,7 @@ from torch import nn
 from roundelay.errors import ConfigError, DataError
 from roundelay.speech.adaptation import Adaptation, adapted_speakers
 from roundelay.speech.align import Aligner, Transcripts, aligned
+from roundelay.speech.confidence import with_confidences
 from roundelay.speech.config import SpeechConfig
 from roundelay.speech.corpus import Corpus, Utterance
 from roundelay.speech.decode import Decoder, Hypothesis, Scales, decode_all, log_likelihoods
@@ -43,6 +44,8 @@ log = logging.getLogger("roundelay")
 
 NUMBERS_AT_ONCE = 2**28  # frames × states of likelihoods in memory at a time: 1 GiB, and as much for copies
 
+SILENT = "silent"  # the flaw of audio whose samples are all zero
+NOTHING = Hypothesis((), np.zeros(0, np.int32), 0.0, complete=True)
 PASSES = 2  # of decoding, with fMLLR
 FOLDER = "recogniser"
 STATES, LEXICON, ARPA, SCALES = "states.json", "lexicon.txt", "lm.arpa", "scales.json"
@@ -164,7 +167,9 @@ class Recogniser:
     def recognised(self, frames: Mapping[str, NDArray[Any]]) -> dict[str, Hypothesis]:
         found: dict[str, Hypothesis] = {}
         for batch in self._batches(frames):
-            found |= decode_all(self._decoder, batch)
+            for name, hypothesis in decode_all(self._decoder, batch).items():
+                log_posteriors_TS = batch[name] + self.log_priors
+                found[name] = with_confidences(hypothesis, log_posteriors_TS, self.lexicon, self.tying)
         return found
 
     def word_times(self, hypothesis: Hypothesis) -> Segments:
@@ -242,14 +247,21 @@ def references(utterances: Sequence[Utterance]) -> dict[str, str]:
 def transcribed(
     recogniser: Recogniser, files: Sequence[Path], passes: int, *, one_speaker: bool = False
 ) -> tuple[dict[Path, Hypothesis], list[str]]:
-    """The hypothesis of each audio file, and a line for each problem. Every file is its own speaker, unless `one_speaker`."""
+    """The hypothesis of each audio file, and a line for each problem. Every file is its own speaker, unless `one_speaker`.
+
+    Digital silence has no words: it is not decoded.
+    """
     speaker = "speaker" if one_speaker else None
     utterances = [Utterance(str(path), path, speaker or str(path), "", "test") for path in dict.fromkeys(files)]
     base: dict[str, NDArray[Any]] = {}
     problems: list[str] = []
+    silent: set[str] = set()
     for group in [utterances] if one_speaker else [[utterance] for utterance in utterances]:
         found = speaker_features(group, recogniser.config.logmel)
         base |= dict(zip(found.ids, cast("list[NDArray[Any]]", found.frames), strict=True))
         problems += [f"{kind}: {detail}" for kind, detail in found.problems]
-    hypotheses = recogniser.recognised_in_passes(base, utterances, passes)[-1] if base else {}
+        silent |= {detail for kind, detail in found.problems if kind == SILENT}
+    heard = [utterance for utterance in utterances if utterance.id not in silent]
+    hypotheses = recogniser.recognised_in_passes(base, heard, passes)[-1] if base else {}
+    hypotheses |= dict.fromkeys(silent, NOTHING)
     return {path: hypotheses[str(path)] for path in dict.fromkeys(files) if str(path) in hypotheses}, problems

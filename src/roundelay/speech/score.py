@@ -9,6 +9,7 @@ than two separate bootstraps.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -134,6 +135,31 @@ def score(references: Mapping[str, str | Words], hypotheses: Mapping[str, str | 
             for name, reference in sorted(references.items())
         )
     )
+
+
+def confusions(result: Score) -> Counter[Pair]:
+    """How often each word was recognised as another one. GAP on one side: an insertion or a deletion.
+
+    >>> confusions(score({"u": "a b"}, {"u": "a c"}))
+    Counter({('b', 'c'): 1})
+    """
+    return Counter(pair for utterance in result.utterances for pair in utterance.pairs if pair[0] != pair[1])
+
+
+def errors_by_speaker(result: Score, speakers: Mapping[str, str]) -> dict[str, dict[str, int]]:
+    """Errors and words of each speaker, the speaker with most errors first."""
+    found: dict[str, dict[str, int]] = {}
+    for utterance in result.utterances:
+        of_speaker = found.setdefault(speakers[utterance.name], {"errors": 0, "words": 0})
+        of_speaker["errors"] += utterance.errors
+        of_speaker["words"] += len(utterance.reference)
+    return dict(sorted(found.items(), key=lambda item: -item[1]["errors"]))
+
+
+def examples(result: Score, number: int) -> list[UtteranceScore]:
+    """Utterances with errors, evenly spread over all that have some."""
+    wrong = [utterance for utterance in result.utterances if utterance.errors]
+    return wrong[:: max(1, len(wrong) // number)][:number] if number else []
 
 
 def _words(text: str | Words) -> list[str]:

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from roundelay.errors import SpeechError
-from roundelay.speech.score import GAP, Pair, Score, UtteranceScore, score
+from roundelay.speech.score import GAP, Pair, Score, UtteranceScore, confusions, score
 
 
 def write_scores(folder: str | Path, suffix: str, result: Score) -> tuple[Path, Path]:
@@ -46,7 +46,7 @@ def _error_report(result: Score) -> str:
         "PER-UTT DETAILS: corr or (ref->hyp)",
         *(f"{u.name}:\t{_marked(u)}" for u in result.utterances),
     ]
-    pairs = Counter(pair for u in result.utterances for pair in u.pairs if pair[0] != pair[1])
+    pairs = confusions(result)
     for title, keep in (
         ("SUBSTITUTIONS: count ref -> hyp", lambda ref, hyp: GAP not in {ref, hyp}),
         ("DELETIONS: count ref", lambda ref, hyp: hyp == GAP),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -70,13 +70,16 @@ def read_ctm(path: Path) -> dict[str, Segments]:
     return {name: segments(sorted(table, key=lambda row: row[1])) for name, table in rows.items()}
 
 
-def write_ctm(path: Path, alignments: Mapping[str, Segments]) -> None:
-    """Write the segments of each utterance as a CTM file.
+def write_ctm(
+    path: Path, alignments: Mapping[str, Segments], confidences: Mapping[str, Sequence[float]] | None = None
+) -> None:
+    """Write the segments of each utterance as a CTM file, with the confidence of each segment in the last column if given.
 
     Starts and ends are rounded to 0.1 ms, and durations follow from them, so that rounding makes no gaps.
     """
     with path.open("w", encoding="utf-8") as out:
         for name, alignment in alignments.items():
-            for symbol, start, duration in alignment:
+            sure = [f" {each:.4f}" for each in confidences[name]] if confidences else [""] * len(alignment)
+            for (symbol, start, duration), confidence in zip(alignment, sure, strict=True):
                 length = round(start + duration, 4) - round(start, 4)
-                out.write(f"{name} 1 {start:.4f} {length:.4f} {symbol}\n")
+                out.write(f"{name} 1 {start:.4f} {length:.4f} {symbol}{confidence}\n")

@@ -44,6 +44,13 @@ class Speech(Task):
         if multiprocessing.parent_process() is None:  # not again in every process of a data loader
             for line in self.prepared.problems.summary():
                 log.warning("%s: %s", self.prepared.corpus.name, line)
+            for split in ("valid", "test"):
+                if split in self.prepared.corpus.splits and not self.prepared.spans(split):
+                    log.warning(
+                        "no utterance of %s has labels, so its loss and accuracy are unknown (nan); "
+                        "`roundelay evaluate` gives its word errors",
+                        split,
+                    )
         self._windows = self._windows_of("train")
 
     def __reduce__(self) -> tuple[type[Speech], tuple[SpeechConfig, int]]:

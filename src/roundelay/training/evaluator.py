@@ -98,12 +98,13 @@ def mean_model(task: Task, states: Sequence[State]) -> nn.Module:
 
 
 def means(sums: dict[str, float]) -> dict[str, float]:
-    """The figures per sample, from the sums that `Task.evaluate` returns.
+    """The figures per sample, from the sums that `Task.evaluate` returns; NaN without samples, never 0.
 
     >>> means({"samples": 4.0, "loss": 2.0, "accuracy": 3.0})
     {'loss': 0.5, 'accuracy': 0.75}
     """
-    return {name: total / max(sums["samples"], 1.0) for name, total in sums.items() if name != "samples"}
+    samples = sums["samples"] or math.nan
+    return {name: total / samples for name, total in sums.items() if name != "samples"}
 
 
 def check_judged_by(task: Task, module: nn.Module) -> None:

@@ -22,12 +22,13 @@ KINDS = {
     "synth": "synthetic speech, generated on this machine",
     "an4": "AN4, from --data or $ROUNDELAY_DATA",
     "fsdd": "spoken digits, from --data or $ROUNDELAY_DATA",
+    "librispeech": "LibriSpeech, from --data or $ROUNDELAY_DATA",
     "switchboard": "Switchboard and Hub5-2000, from --data or $ROUNDELAY_DATA",
     "manifest": "a folder with manifest.tsv",
     "kaldi": "a Kaldi data directory",
 }
 _FOLDER_KINDS = ("manifest", "kaldi")  # take the folder as an argument
-_DATA_KINDS = ("an4", "fsdd", "switchboard")  # take it from --data or $ROUNDELAY_DATA
+_DATA_KINDS = ("an4", "fsdd", "librispeech", "switchboard")  # take it from --data or $ROUNDELAY_DATA
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", metavar="KIND", choices=tuple(KINDS), help=kinds)
     parser.add_argument("folder", metavar="DIR", nargs="?", type=Path, help="the folder of a manifest or kaldi corpus")
     add = parser.add_argument
-    add("--data", type=Path, metavar="PATH", help="folder or archive of an4, fsdd or switchboard")
+    add("--data", type=Path, metavar="PATH", help="folder or archive of an4, fsdd, librispeech or switchboard")
     add("--out", type=Path, metavar="DIR", help="synth: the folder to write (default: in the cache)")
     add("--hours", type=more_than_0(number), metavar="H", help="synth: hours of speech (default 0.5)")
     add("--seed", type=int, metavar="S", help="synth: seed of sentences, voices and noise (default 1)")
@@ -44,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--telephone", action="store_true", help="synth: 8 kHz, telephone band, µ-law")
     add("--workers", type=positive_int, metavar="N", help="synth: processes (default: one per core)")
     add("--allow-pipes", action="store_true", help="kaldi: run the commands in wav.scp; only if you trust them")
-    add("--quick", action="store_true", help="read only the headers of audio files")
+    add(
+        "--quick",
+        action="store_true",
+        help="read only the headers of audio files; not for synth, which is always generated in full",
+    )
     add("--json", action="store_true", help="print JSON, with every problem")
 
 
@@ -79,6 +84,8 @@ def _check(args: argparse.Namespace) -> None:
         "data": _DATA_KINDS, "out": ("synth",), "hours": ("synth",), "seed": ("synth",), "noise": ("synth",),
         "telephone": ("synth",), "workers": ("synth",), "allow_pipes": ("kaldi",),
     }  # fmt: skip
+    if args.quick and kind == "synth":
+        raise UsageError("--quick checks only headers of files; for a small synthetic corpus use --hours 0.01")
     for option, kinds in owners.items():
         if getattr(args, option) not in (None, False) and kind not in kinds:
             raise UsageError(f"--{option.replace('_', '-')} goes with `speech corpus {'|'.join(kinds)}`")
@@ -123,11 +130,11 @@ def _show(found: Summary) -> None:
     say(f"{found.name}: {found.description}")
     table = new_table("")
     table.add_column("split")
-    for heading in ("utterances", "hours", "speakers", "words", "aligned"):
+    for heading in ("utterances", "unusable", "hours", "speakers", "words", "aligned"):
         table.add_column(heading, justify="right")
     for name, split in found.splits.items():
         counts = (split.speakers, split.words, split.aligned)
-        table.add_row(name, str(split.utterances), f"{split.hours:.3f}", *map(str, counts))
+        table.add_row(name, str(split.utterances), str(split.unusable), f"{split.hours:.3f}", *map(str, counts))
     show(table)
     rates = ", ".join(f"{rate / 1000:g} kHz" for rate in found.rates_Hz) or "no audio"
     say(f"{found.vocabulary} different words, {len(found.phones)} phones, {rates}.")

@@ -23,11 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=2,
         help="with fMLLR: how often to decode; each pass adapts to speakers by the words of the one before (default 2)",
     )
-    add("--json", action="store_true", help="print JSON, with the times of the words")
+    add("--json", action="store_true", help="print JSON, with times and confidences of the words")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one line per file. A file that cannot be used is named on stderr and makes the exit code 1."""
+    from roundelay.speech.confidence import shown_words
     from roundelay.speech.recognise import Recogniser, transcribed
     from roundelay.training.run_result import RunResult
 
@@ -37,15 +38,25 @@ def run(args: argparse.Namespace) -> int:
         document = [
             {
                 "file": str(path),
-                "text": " ".join(hypothesis.words),
-                "words": [[word, start, start + length] for word, start, length in recogniser.word_times(hypothesis)],
+                "text": " ".join(shown_words(hypothesis)),
+                "words": [
+                    {
+                        "word": word,
+                        "start_s": start_s,
+                        "end_s": round(start_s + length_s, 6),
+                        "confidence": round(sure, 4),
+                    }
+                    for (word, start_s, length_s), sure in zip(
+                        recogniser.word_times(hypothesis), hypothesis.confidences, strict=True
+                    )
+                ],
             }
             for path, hypothesis in hypotheses.items()
         ]
         print(json.dumps(document, indent=2, ensure_ascii=False))
     else:
         for path, hypothesis in hypotheses.items():
-            print(f"{path}: {' '.join(hypothesis.words)}")
+            print(f"{path}: {' '.join(shown_words(hypothesis))}")
     for problem in problems:
         print(f"roundelay: {problem}", file=sys.stderr)
     return 1 if len(hypotheses) < len(set(args.files)) else 0

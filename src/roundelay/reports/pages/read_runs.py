@@ -66,6 +66,11 @@ def _read(folder: Path, name: str) -> Run:
         config=read_toml(config) if config.is_file() else {},
         machine=_json(folder / "machine.json"),
         results=_json(folder / "results.json"),
+        words={
+            path.stem.removeprefix("evaluation-"): found
+            for path in sorted(folder.glob("evaluation-*.json"))
+            if "wer" in (found := _json(path))
+        },
     )
     added = sum(run.add(row) for row in _rows(folder))
     lines = sum(bool(line.strip()) for path in folder.glob(METRICS) for line in path.read_bytes().splitlines())

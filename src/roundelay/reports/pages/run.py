@@ -27,6 +27,7 @@ class Run:
     config: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
+    words: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of speech: evaluation-NAME.json by NAME
     learners: dict[int, TimeSeries] = field(default_factory=dict)
     evaluations: dict[str, TimeSeries] = field(default_factory=dict)
     events: list[Row] = field(default_factory=list)

@@ -49,7 +49,7 @@ def results(runs: Sequence[Run]) -> Html:
         )
         for index, run in enumerate(runs)
     ]
-    return _table(heads, rows, class_="results")
+    return table(heads, rows, class_="results")
 
 
 def _figures(runs: Sequence[Run], split: str) -> list[str]:
@@ -102,7 +102,7 @@ def learners(run: Run) -> Html:
         for learner, series in list(run.learners.items())[:MOST_LISTED]
     ]
     heads = ["learner", *columns, *(["last event"] if last_events else [])]
-    return join([_table(heads, rows), _left_out(len(run.learners), "learners")])
+    return join([table(heads, rows), _left_out(len(run.learners), "learners")])
 
 
 def events(runs: Sequence[Run]) -> Html:
@@ -121,7 +121,7 @@ def events(runs: Sequence[Run]) -> Html:
         for index, event in found[:MOST_LISTED]
     ]
     heads = ["time", *(["run"] if len(runs) > 1 else []), "event", "learner", "reason"]
-    return join([_table(heads, rows, class_="events"), _left_out(len(found), "events")])
+    return join([table(heads, rows, class_="events"), _left_out(len(found), "events")])
 
 
 def _sort_time(event: Mapping[str, Any]) -> float:
@@ -141,7 +141,7 @@ def comparison(configs: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> H
         differs = len(set(values)) > 1
         cells = [tag("td", tag("code", value)) for value in values]
         rows.append(tag("tr", tag("th", key, scope="row"), *cells, class_="differs" if differs else None))
-    return _table(["", *heads] if any(heads) else [], rows, class_="comparison" if any(heads) else "comparison single")
+    return table(["", *heads] if any(heads) else [], rows, class_="comparison" if any(heads) else "comparison single")
 
 
 def flattened(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -172,7 +172,7 @@ def samples(runs: Sequence[Run]) -> Html:
     )
 
 
-def _table(heads: Sequence[str], rows: Sequence[str], class_: str | None = None) -> Html:
+def table(heads: Sequence[str], rows: Sequence[str], class_: str | None = None) -> Html:
     """A table in an element that scrolls sideways if the table is too wide."""
     head = tag("thead", tag("tr", *(tag("th", each, scope="col") for each in heads))) if heads else Html("")
     return tag("div", tag("table", head, tag("tbody", *rows), class_=class_), class_="scroll", tabindex=0)

@@ -9,13 +9,19 @@ from roundelay.errors import DataError, unknown
 from roundelay.speech.corpora.an4 import an4
 from roundelay.speech.corpora.fsdd import fsdd
 from roundelay.speech.corpora.kaldi import kaldi
+from roundelay.speech.corpora.librispeech import librispeech
 from roundelay.speech.corpora.manifest import manifest
 from roundelay.speech.corpora.switchboard import switchboard
 from roundelay.speech.corpus import Corpus
 from roundelay.speech.synth.generate import synth
 
 # Without a path these are looked for in $ROUNDELAY_DATA.
-FROM_DATA_FOLDER: dict[str, Callable[[Path | None], Corpus]] = {"an4": an4, "fsdd": fsdd, "switchboard": switchboard}
+FROM_DATA_FOLDER: dict[str, Callable[[Path | None], Corpus]] = {
+    "an4": an4,
+    "fsdd": fsdd,
+    "librispeech": librispeech,
+    "switchboard": switchboard,
+}
 NEED_A_FOLDER = ("manifest", "kaldi")
 NAMES = ("synth", *FROM_DATA_FOLDER, *NEED_A_FOLDER)
 

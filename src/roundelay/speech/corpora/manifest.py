@@ -59,6 +59,9 @@ def manifest(folder: Path, name: str | None = None) -> Corpus:
     for kind, times in (("phone", phones), ("word", words)):
         for id in sorted(times.keys() - set(ids)):
             problems.add("stray alignment", f"{id} has {kind} times but is not in {table.name}")
+    if unsplit := sum(not row.get("split") for row in rows):
+        advice = "write train, valid or test into the column split"
+        problems.add("no split", f"{unsplit} of {len(rows)} utterances count as test; {advice}")
     lexicons = sorted((root / "lexicon").glob("*.dic"))
     return Corpus(
         name or root.resolve().name,

@@ -25,7 +25,7 @@ def folder(tmp_path):
 def test_the_table_has_splits_words_and_problems(folder, capsys):
     run("manifest", folder)
     out = capsys.readouterr().out
-    assert "train           2  0.001         2      3        0" in out
+    assert "train           1         1  0.001         1      2        0" in out
     assert "3 different words, 0 phones, 16 kHz." in out
     assert "1 × missing file: gone:" in out.replace("\n", " ")
     assert max(map(len, out.splitlines())) <= 80
@@ -34,7 +34,8 @@ def test_the_table_has_splits_words_and_problems(folder, capsys):
 def test_json_has_every_figure_and_case(folder, capsys):
     run("manifest", folder, "--json")
     document = json.loads(capsys.readouterr().out)
-    assert document["splits"]["train"]["utterances"] == 2
+    assert document["splits"]["train"]["utterances"] == 1
+    assert document["splits"]["train"]["unusable"] == 1
     assert document["splits"]["train"]["hours"] == pytest.approx(1.8 / 3600)
     assert document["problems"] == {"missing file": 1}
     assert len(document["cases"]) == 1
@@ -66,7 +67,7 @@ def test_options_reach_the_synthesiser(folder, capsys, monkeypatch):
         ("synth here", "takes no folder; use --out DIR"),
         ("an4 here", "takes no folder; use --data PATH"),
         ("an4 --hours 3", "--hours goes with `speech corpus synth`"),
-        ("synth --data x", "--data goes with `speech corpus an4|fsdd|switchboard`"),
+        ("synth --data x", "--data goes with `speech corpus an4|fsdd|librispeech|switchboard`"),
         ("manifest x --allow-pipes", "--allow-pipes goes with `speech corpus kaldi`"),
         ("synth --hours much", "got 'much'"),
         ("synth --hours 0", "--hours: must be more than 0, got '0'"),
@@ -86,3 +87,8 @@ def test_commands_in_a_kaldi_directory_run_only_when_allowed(tmp_path, capsys, m
     assert "pipe refused" in capsys.readouterr().out
     run("kaldi", tmp_path / "test", "--allow-pipes")
     assert "No problems found." in capsys.readouterr().out
+
+
+def test_quick_is_refused_for_a_corpus_that_is_generated(capsys):
+    assert main(["speech", "corpus", "synth", "--quick"]) == 2
+    assert "--hours 0.01" in capsys.readouterr().err

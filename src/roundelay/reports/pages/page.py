@@ -8,12 +8,13 @@ from pathlib import Path
 
 from roundelay import __version__
 from roundelay.errors import MissingExtraError
-from roundelay.reports.pages import run_charts, tables, words
+from roundelay.reports.pages import run_charts, tables
 from roundelay.reports.pages.charts import Chart, as_script
 from roundelay.reports.pages.learner_charts import learner_charts, throughput_top
 from roundelay.reports.pages.markup import Html, join, tag
 from roundelay.reports.pages.run import Run
 from roundelay.reports.pages.topology_pictures import topology_pictures
+from roundelay.reports.pages.words import word_errors
 
 HERE = Path(__file__).parent
 
@@ -54,7 +55,7 @@ class Page:
     def _sections(self) -> Iterator[tuple[str, Html]]:
         runs = self._runs
         yield "Results", tables.results(runs)
-        yield "Words", words.word_errors(runs)
+        yield "Words", word_errors(runs)
         yield "Learning", self._figures(run_charts.learning(runs)) or tag("p", "No figures yet.", class_="note")
         yield "Speed", join([self._figures(run_charts.speed(runs)) if len(runs) > 1 else "", *self._learners()])
         yield "Agreement", self._figures(run_charts.agreement(runs))

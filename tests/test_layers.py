@@ -16,6 +16,7 @@ ALLOWED = {
     "integrations/accelerate.py",
     "bench/accelerator_worker.py",
     "bench/cases.py",
+    "bench/network_worker.py",
     "bench/worker.py",
 }
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from roundelay.clock import VirtualClock
+from roundelay.errors import RefusedError
 from roundelay.strategies.outer_rounds import OuterRounds
 from roundelay.transport import SimulatedNetwork
 
@@ -160,14 +161,12 @@ def test_a_refused_message_leaves_both_ends_out():
     transport = rounds.network.transports[0]
     call = transport.call
 
-    def refused(peer, buffer, request=None):
-        from roundelay.errors import RefusedError
-
-        if len(buffer) > 24 and peer == 1:
+    def refused(peer, asked):
+        if len(asked.buffer) > 24 and peer == 1:
             future = transport.pending((peer,))
             future.set_exception(RefusedError(peer, "checksum"))
             return future
-        return call(peer, buffer, request)
+        return call(peer, asked)
 
     transport.call = refused
     for rank in range(3):

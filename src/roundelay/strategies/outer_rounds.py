@@ -12,6 +12,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from enum import IntEnum
 
 import torch
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from roundelay.clock import done
 from roundelay.errors import PeerLostError, RefusedError
-from roundelay.transport.base import Transport
+from roundelay.strategies.message_exchange import AnsweringEnd, exchange_messages
+from roundelay.transport.base import Exchange, Transport
 from roundelay.transport.messages import answering, ask
 
 _HEADER = struct.Struct("<qqq")  # kind, the round that it is about, the sender's own round
@@ -50,14 +52,15 @@ class OuterRounds:
         self._lock = threading.Lock()
         self._message = torch.empty(0, dtype=torch.uint8)
         self._open: set[int] = set()  # neighbours of the round whose message has not come
-        self._called: set[int] = set()  # neighbours that have our message, and whose reply is on its way
+        self._exchanging: set[int] = set()  # neighbours whose message is on its way
         self._begun: dict[int, int] = {}  # by peer: the last round that it has said to have begun
         self._newest = -1  # the newest round of a peer that has passed ours
         self._silent: set[int] = set()
         self._leaving = False
         self._buffers: dict[int, list[Tensor]] = {}  # free ones by length, for calls: peers keep them mapped
         self._ended = done()
-        transport.serve(answering(self._answer))
+        self._begin_answer = answering(self._answer)
+        transport.serve(self._serve)
 
     @property
     def next_round(self) -> int:
@@ -103,18 +106,18 @@ class OuterRounds:
             self._tell(peer, _Kind.ABSENT, round)
         self._transport.serve(None)
         with self._lock:  # from now on only replies to our own messages can come
-            round, unheard = self.round, self._open - self._called
+            round, unheard = self.round, self._open - self._exchanging
         for peer in unheard:
             self._leave_out(peer, round)
             self._tell(peer, _Kind.ABSENT, round)
 
     def lose(self, peer: int) -> None:
-        """`peer` is gone: go on without it. If it has left in order, its last reply may still come."""
+        """`peer` is gone: go on without it. If it has left in order, its last message may still come."""
         with self._lock:
             self._begun.pop(peer, None)
             self._silent.discard(peer)
-            called = peer in self._called
-        if not called:
+            exchanging = peer in self._exchanging
+        if not exchanging:
             self._leave_out(peer)
 
     def set_silent(self, peer: int, *, silent: bool) -> None:
@@ -152,18 +155,18 @@ class OuterRounds:
         with self._lock:
             round, message = self.round, self._message
             length = _HEADER.size + len(message)
-            self._called.add(peer)
+            self._exchanging.add(peer)
             free = self._buffers.setdefault(length, [])
             buffer = free.pop() if free else self._transport.allocate(length)
         _write_header(buffer, _Kind.MESSAGE, round, round)
         buffer[_HEADER.size :] = message
-        reply = ask(self._transport, peer, buffer)
+        reply = exchange_messages(self._transport, peer, buffer, _HEADER.size)
         reply.add_done_callback(lambda reply: self._replied(peer, round, buffer, reply))
 
     def _replied(self, peer: int, round: int, buffer: Tensor, reply: Future[Tensor]) -> None:
         """A peer has answered our message of `round` with its own."""
         with self._lock:
-            self._called.discard(peer)
+            self._exchanging.discard(peer)
         header = self._header_of(peer, round, reply)
         if header is None:
             self._transport.free(buffer)  # a peer that is only frozen may still write to it
@@ -191,11 +194,15 @@ class OuterRounds:
 
     # What peers say ------------------------------------------------------------------------------------------------
 
+    def _serve(self, peer: int, request: Tensor, reply: Tensor) -> AbstractContextManager[Exchange]:
+        if len(request) == _HEADER.size:
+            return self._begin_answer(peer, request, reply)
+        return AnsweringEnd(
+            request, reply, _HEADER.size, lambda: self._offered(peer, request, reply), self._taken(peer)
+        )
+
     def _answer(self, peer: int, request: Tensor, reply: Tensor) -> None:
         kind, round, theirs = _read_header(request)
-        if kind == _Kind.MESSAGE:
-            self._exchange(peer, round, request, reply)
-            return
         if kind == _Kind.BEGUN:
             self._peer_begun(peer, round)
             if round > self.round and not self._leaving:
@@ -209,18 +216,32 @@ class OuterRounds:
                 kind = _Kind.BEGUN if round == self.round and peer in self._open else _Kind.ABSENT
             _write_header(reply, kind, round, self.round)
 
-    def _exchange(self, peer: int, round: int, request: Tensor, reply: Tensor) -> None:
-        """Take the peer's message and give ours, which is as long. A message of another length is of another form."""
+    def _offered(self, peer: int, request: Tensor, reply: Tensor) -> Tensor | None:
+        """The header of a peer's message has come: our own message, or None if we do not exchange.
+
+        A message of another length than ours is of another form.
+        """
+        _, round, _ = _read_header(request)
         with self._lock:
             willing = round == self.round and peer in self._open and len(request) == _HEADER.size + len(self._message)
-            message = request[_HEADER.size :].clone() if willing else None
-            if willing:
-                reply[_HEADER.size :] = self._message
             _write_header(reply, _Kind.MESSAGE if willing else _Kind.ABSENT, round, self.round)
+            message = self._message if willing else None
+            if willing:
+                self._exchanging.add(peer)
         if message is None:
             self._leave_out(peer, round)
-        else:
-            self._receive(peer, round, message)
+        return message
+
+    def _taken(self, peer: int) -> Callable[[Tensor | None], None]:
+        """Called with the peer's message, or with None if the exchange has failed at both ends."""
+        round = self.round
+
+        def taken(message: Tensor | None) -> None:
+            with self._lock:
+                self._exchanging.discard(peer)
+            self._leave_out(peer, round) if message is None else self._receive(peer, round, message)
+
+        return taken
 
     def _peer_begun(self, peer: int, round: int) -> None:
         with self._lock:

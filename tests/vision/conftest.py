@@ -19,6 +19,7 @@ def picture(label, number):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("ROUNDELAY_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "roundelay"
 

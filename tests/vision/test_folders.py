@@ -69,6 +69,12 @@ def test_the_list_comes_from_the_cache_until_a_folder_changes(imagenet, cache, m
     assert json.loads(entry.read_text())["classes"] == ["n01", "n02", "n03"]
 
 
+def test_the_cache_is_where_roundelay_cache_says(imagenet, tmp_path, monkeypatch):
+    monkeypatch.setenv("ROUNDELAY_CACHE", str(tmp_path / "elsewhere"))
+    ClassFolder(imagenet / "train")
+    assert list((tmp_path / "elsewhere").glob("images-*.json"))
+
+
 def test_a_cache_that_cannot_be_written_is_only_a_warning(imagenet, cache, caplog):
     cache.parent.mkdir(parents=True, exist_ok=True)
     cache.write_text("a file where the folder should be")

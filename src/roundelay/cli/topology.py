@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Any
 
+from rich.console import Console
+
 from roundelay.cli.arguments import output_path, positive_int
 from roundelay.cli.tables import new_table, say, show, text
 from roundelay.errors import MissingExtraError, TopologyError
@@ -121,11 +123,13 @@ def _compare(args: argparse.Namespace) -> None:
         raise TopologyError("--draw goes with one topology; `topology compare` takes --plot")
     mixings, refused = every(args.learners, args.seed, args.degree)
     rows = []
-    for mixing in mixings:
-        try:
-            rows.append(describe(mixing, spectrum(mixing)))
-        except (TopologyError, MissingExtraError) as error:
-            refused[mixing.name] = str(error)
+    with Console(stderr=True).status("") as status:
+        for mixing in mixings:
+            status.update(f"{mixing.name}: computing eigenvalues, which takes seconds for 1,000 learners")
+            try:
+                rows.append(describe(mixing, spectrum(mixing)))
+            except (TopologyError, MissingExtraError) as error:
+                refused[mixing.name] = str(error)
     rows.sort(key=lambda row: -row["spectral_gap"])
     if args.plot:
         from roundelay.reports.plots.topology import plot_gaps

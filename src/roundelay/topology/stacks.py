@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -77,7 +79,7 @@ class Stack:
     def rounds_to(self, target: float) -> int | None:
         """Smallest r with |W_{r-1} ... W_0 - J/n|_2^2 <= `target`; None if there is none.
 
-        The search doubles the number of periods, bisects, then goes round by round.
+        The search doubles the number of periods, then bisects.
         """
         if self.size == 1:
             return 0
@@ -91,11 +93,12 @@ class Stack:
             further = powers[exponent] @ product
             if _norm2(further) > target:
                 product, periods = further, periods + (1 << exponent)
-        for rounds, phase in enumerate(self.phases, start=1):
-            product = phase @ product
-            if _norm2(product) <= target:
-                return periods * len(self.phases) + rounds
-        raise AssertionError("the period after the last one above the target must end below it")
+        products: list[Blocks] = list(
+            itertools.accumulate(self.phases, lambda before, phase: phase @ before, initial=product)
+        )
+        # No round makes the norm larger, so the first one at the target is found by bisection.
+        below = bisect.bisect_left(range(len(products)), True, key=lambda index: _norm2(products[index]) <= target)
+        return periods * len(self.phases) + below
 
     def stationary_variance(self) -> float | None:
         """Mean over phases of tr(S_k)/n, where S_{k+1} = W_k S_k W_k^T + I - J/n and S_p = S_0; None if it has no bound.

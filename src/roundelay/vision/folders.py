@@ -138,9 +138,10 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def _cache_file(root: Path) -> Path:
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    caches = Path(os.environ.get("ROUNDELAY_CACHE") or home / "roundelay")
     key = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
-    return caches / "roundelay" / f"images-{key}.json"
+    return caches / f"images-{key}.json"
 
 
 def _store(cache: Path, index: dict[str, Any]) -> None:

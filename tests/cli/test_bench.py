@@ -54,7 +54,7 @@ def measured(monkeypatch):
         ("bench stragglers --slow 0:0.5", "a factor of at least 1"),
         ("bench stragglers --slow 4:10", "names learner 4, but the learners are 0 to 3"),
         ("bench throughput --learners 1", "needs 2 to 64 learners, one process each on this machine, got 1"),
-        ("bench throughput --parameters 1Q", "such as 1M,10M, got '1Q'"),
+        ("bench throughput --parameters 1Q", "such as 43M or 500K, got '1Q'"),
         ("bench throughput --parameters 10", "at least 1000"),
         ("bench throughput --seconds now", "got 'now'"),
         ("bench throughput --seconds 0", "--seconds: must be more than 0, got '0'"),

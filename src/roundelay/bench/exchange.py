@@ -111,8 +111,8 @@ def _workers(ends: Sequence[Machine], plans: Sequence[Plan]) -> Iterator[list[su
             assert worker.stdin is not None
             worker.stdin.close()
         for worker in workers:
-            try:
-                worker.wait(LEAVING_S)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+            with worker:  # closes its pipes, and waits
+                try:
+                    worker.wait(LEAVING_S)
+                except subprocess.TimeoutExpired:
+                    worker.kill()

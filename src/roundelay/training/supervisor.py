@@ -111,6 +111,7 @@ class Supervisor:
         self._running: set[int] = set()
         self._failed: dict[int, str] = {}
         self._signals: list[int] = []
+        self._lost_before_stop: frozenset[int] = frozenset()
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._stop_reason = ""
         self._server: RendezvousServer | None = None
@@ -149,7 +150,16 @@ class Supervisor:
             del store
         first = self._signals[0] if self._signals else None
         joined, count = self._settings.joins != "", len(self._workers)
-        ending = Ending(self.folder, self._resume_command, first, self._stop_reason, self._failed, count, joined)
+        ending = Ending(
+            self.folder,
+            self._resume_command,
+            first,
+            self._stop_reason,
+            self._failed,
+            count,
+            joined,
+            self._lost_before_stop,
+        )
         said, code = ending.verdict()
         sys.stderr.write(said)
         return code
@@ -214,6 +224,8 @@ class Supervisor:
         return f"{platform.node()}-{os.getpid()}-{learner}"
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if not self._signals:
+            self._lost_before_stop = frozenset(self._failed)
         self._signals.append(number)
         if self._server is not None:
             self._server.stop(f"the supervisor got {signal.Signals(number).name}")  # learners of other supervisors, too

@@ -23,6 +23,7 @@ class Ending:
         failed: why learners of this machine ended early, by learner, the first one first.
         learners: how many learners this machine had.
         joined: the learners had joined a run under way.
+        lost_before_stop: those of `failed` that were lost before the signal came, so that the others could save.
     """
 
     folder: Path
@@ -32,6 +33,7 @@ class Ending:
     failed: Mapping[int, str]
     learners: int
     joined: bool
+    lost_before_stop: frozenset[int] = frozenset()
 
     def verdict(self) -> tuple[str, int]:
         """The last lines, and the exit code: 0 if the run was finished, 128 + the number of the signal, and else 1."""
@@ -48,8 +50,9 @@ class Ending:
             return f"roundelay: error: {self.stop_reason}; {saved}", 1
         if self.joined and not self.failed:
             return f"left the run; join it again with:\n  {self.command}\n", 0 if self.signal is None else code
-        if self.signal is not None and not self.failed:
-            return f"stopped and saved; go on with:\n  {self.command}\n", code
+        if self.signal is not None and self.failed.keys() <= self.lost_before_stop and len(self.failed) < self.learners:
+            lost = "".join(f"learner {learner} was lost before ({self.failed[learner]})\n" for learner in self.failed)
+            return f"{lost}stopped and saved; go on with:\n  {self.command}\n", code
         return self._ended_early(), code
 
     def _saved(self) -> bool:

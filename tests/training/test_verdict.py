@@ -1,0 +1,46 @@
+"""What the last lines on the terminal say, and the exit code, by how the learners ended."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from roundelay.training.verdict import Ending
+
+
+@pytest.fixture
+def ending(tmp_path):
+    """Four learners that were asked to stop, and did."""
+    return Ending(tmp_path, "roundelay train --out run --resume", signal.SIGINT, "", {}, learners=4, joined=False)
+
+
+def test_after_ctrl_c_the_command_that_resumes_is_the_last_line(ending):
+    said, code = ending.verdict()
+    assert said == "stopped and saved; go on with:\n  roundelay train --out run --resume\n"
+    assert code == 130
+
+
+def test_a_learner_lost_before_ctrl_c_does_not_make_the_stop_an_error(ending):
+    lost = {2: "killed by SIGKILL"}
+    said, code = replace(ending, failed=lost, lost_before_stop=frozenset(lost)).verdict()
+    assert said.splitlines()[:2] == ["learner 2 was lost before (killed by SIGKILL)", "stopped and saved; go on with:"]
+    assert "error" not in said
+    assert code == 130
+
+
+@pytest.mark.parametrize(
+    ("failed", "before"),
+    [({1: "exit code 1"}, ()), ({2: "killed", 1: "exit code 1"}, (2,)), (dict.fromkeys(range(4), "x"), range(4))],
+)
+def test_a_learner_that_fails_while_it_saves_or_all_lost_is_an_error(ending, failed, before):
+    said, code = replace(ending, failed=failed, lost_before_stop=frozenset(before)).verdict()
+    assert "error: the run ended early" in said
+    assert code == 130
+
+
+def test_without_a_signal_a_lost_learner_is_named(ending):
+    said, code = replace(ending, signal=None, failed={3: "exit code 2: no space"}).verdict()
+    assert "the run ended early: learner 3 was lost first (exit code 2: no space)" in said
+    assert code == 1

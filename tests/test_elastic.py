@@ -25,7 +25,7 @@ class Client:
         self.calls, self.barriers = [], []
         self.on_view = None
 
-    def barrier(self, generation, value=None, lost=(), address=None):
+    def barrier(self, generation, value=None, lost=(), address=None, timeout_s=None):
         self.barriers.append((generation, value, list(lost), address))
         self.view = self.views.pop(0)
         return self.view
@@ -54,6 +54,9 @@ class Transport:
     def offer(self, state):
         self.offered = state
 
+    def keep_reaching(self, wanted, report):
+        self.wanted, self.report = wanted, report
+
     def lose(self, peer, reason):
         self.calls.append(("lose", peer, reason))
 
@@ -68,8 +71,8 @@ class Transport:
 
 
 class Endpoint:
-    def __init__(self, transport):
-        self.transport = transport
+    def __init__(self, transport, cut_off=()):
+        self.transport, self.cut_off = transport, cut_off
 
     def open(self):
         return "host", 7
@@ -77,6 +80,12 @@ class Endpoint:
     def connect(self, learner, view, *, joining):
         self.joined = joining
         return self.transport
+
+    def reaches(self, learner, peer, address):
+        return peer not in self.cut_off
+
+    def close(self):
+        pass
 
 
 def strategy(*, reforms_alone, needs_equal_weights=False):
@@ -243,3 +252,43 @@ def test_a_super_learner_that_has_lost_a_member_leaves_and_the_others_meet_once_
         group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1], group_size=2)
         with pytest.raises(error):
             group.meet(Progress(ready=True, first_unconfirmed=0, weight_steps=0))
+
+
+def test_a_peer_that_is_reached_again_is_a_partner_again_and_the_trainer_hears_of_it():
+    client, transport = Client(0, view_of([0, 1, 2])), Transport()
+    group = ElasticGroup(client, Endpoint(transport), training_state(0.0)[1])
+    heard, reformed = [], []
+    group.on_link = lambda peer, reached: heard.append((peer, reached))
+    group.follow(SimpleNamespace(strategy=strategy(reforms_alone=True), transport=transport, reform=reformed.append))
+    assert set(transport.wanted()) == {0, 1, 2}
+    transport.report(2, False)
+    assert reformed == []
+    transport.report(2, True)
+    assert [membership.living for membership in reformed] == [(0, 1, 2)]
+    assert heard == [(2, False), (2, True)]
+
+
+def test_a_learner_that_joins_lets_the_others_train_until_it_can_reach_them(monkeypatch):
+    client = Client(
+        2, view_of([0, 1, 2]), view_of([0, 1, 2], 1, {0: progress(), 1: progress(), 2: progress()}), joining=True
+    )
+    endpoint = Endpoint(Transport(), cut_off=[1])
+    group = ElasticGroup(client, endpoint, training_state(0.0)[1])
+
+    def again(address):
+        assert client.barriers == []
+        endpoint.cut_off = []
+        return client.view
+
+    client.rejoin, client.dropped = again, None
+    monkeypatch.setattr("roundelay.elastic.RETRY_S", 0.0)
+    group.meet(Progress(ready=False, first_unconfirmed=0, weight_steps=0))
+    assert len(client.barriers) == 1
+
+
+def test_a_learner_that_cannot_reach_the_others_leaves_when_it_is_asked_to():
+    client = Client(2, view_of([0, 1, 2]), joining=True)
+    group = ElasticGroup(client, Endpoint(Transport(), cut_off=[0, 1]), training_state(0.0)[1])
+    group.stopping = lambda: True
+    with pytest.raises(LaunchError, match=r"cannot reach learners \[0, 1\]"):
+        group.meet(Progress(ready=False, first_unconfirmed=0, weight_steps=0))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from roundelay import ADPSGD, DPSGD, Allreduce, DelayByOne, Learner, Rendezvous, join
-from roundelay.errors import LaunchError, StrategyError
+from roundelay.errors import LaunchError, MissingLearnersError, StrategyError
 
 STRATEGIES = {
     "adpsgd": ADPSGD,
@@ -175,7 +175,7 @@ def test_a_learner_that_was_dropped_joins_again_with_the_weights_of_the_others(n
 
         def drop(loop):
             if loop.taken == 15:
-                server._run_soon(lambda: server._state._drop(1, "dropped", "no heartbeat"))
+                server._run_soon(lambda: server._state._run._drop(1, "dropped", "no heartbeat"))
 
         loops = [
             Loop(
@@ -275,3 +275,22 @@ def test_two_processes_with_one_id_do_not_fight_for_it():
         second.join()
         loops[0].join()
     check_consensus([loops[0], second])
+
+
+def test_a_consensus_that_waits_too_long_names_the_learners_that_are_missing_and_training_goes_on():
+    seen = []
+
+    def look(loop):
+        if loop.taken == 5 and loop.id == 0:
+            with (
+                pytest.raises(MissingLearnersError, match="missing: 1") as caught,
+                loop.learner.consensus(timeout_s=0.5),
+            ):
+                pass
+            seen.append(caught.value.learners)
+
+    with Rendezvous(learners=2) as rendezvous:
+        loops = [Loop(rendezvous.ticket, learner, ADPSGD, steps=FOR_EVER, on_step=look) for learner in range(2)]
+        end_after(loops[0], 10, loops)
+    assert seen == [[1]]
+    check_consensus(loops)

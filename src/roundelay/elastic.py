@@ -7,6 +7,7 @@ compare how far each one is, and go on together from the first chunk that is not
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
@@ -24,6 +25,7 @@ from roundelay.cluster.rendezvous.members import STARTED_AGAIN
 from roundelay.errors import DroppedError, LaunchError, MembershipChangedError, PeerLostError, StrategyError
 from roundelay.strategies.base import Strategy
 from roundelay.transport.base import LEFT, Transport
+from roundelay.transport.healing import RETRY_S
 from roundelay.transport.heartbeats import NO_HEARTBEAT
 from roundelay.weights import Flat, average
 from roundelay.weights.serialization import from_bytes, to_bytes
@@ -143,6 +145,8 @@ class ElasticGroup:
         id: of this learner.
         view: the view that this learner trains with.
         took_state: whether the last `connect` replaced this learner's state by that of others.
+        on_link: called, in a thread of the transport, with a peer and whether it can be reached, when that changes.
+        stopping: whether this learner is asked to stop; asked while it waits.
     """
 
     def __init__(
@@ -155,6 +159,8 @@ class ElasticGroup:
         self._learner: Follower | None = None
         self._not_reached: Counter[int] = Counter()  # by peer, how often in a row it could not be connected to
         self.took_state = False
+        self.on_link: Callable[[int, bool], None] = lambda peer, reached: None
+        self.stopping: Callable[[], bool] = lambda: False
         self._grouped: dict[int, Address] = {}  # addresses of the learners that collectives were last formed for
 
     # Connecting ----------------------------------------------------------------------------------------------------------
@@ -263,6 +269,7 @@ class ElasticGroup:
         self._learner = learner
         if learner.strategy.reforms_alone:
             learner.transport.offer(self._live_state)
+            learner.transport.keep_reaching(lambda: self.view.membership.living, self._link_changed)
         self._client.on_view = self._changed
         if self._client.joining and learner.strategy.reforms_alone:
             self._client.ready()
@@ -287,6 +294,18 @@ class ElasticGroup:
                 self._adopt(view, reason, learner)
             elif reason:  # without a reason, a learner has only finished and left
                 learner.transport.fail(MembershipChangedError(reason))
+        except BaseException as error:
+            learner.transport.fail(error)
+
+    def _link_changed(self, peer: int, reached: bool) -> None:  # noqa: FBT001
+        """A peer that the rendezvous still hears is cut off, or can be reached again. In a thread of the transport."""
+        learner = self._learner
+        assert learner is not None
+        log.warning("learner %d can%s reach learner %d", self.id, " again" if reached else "not", peer)
+        try:
+            if reached:
+                learner.reform(self.view.membership)
+            self.on_link(peer, reached)
         except BaseException as error:
             learner.transport.fail(error)
 
@@ -320,6 +339,7 @@ class ElasticGroup:
         Raises MembershipChangedError if the learners must meet once more, LaunchError if this learner cannot go on.
         """
         self._client.on_view = lambda view, reason: None  # the meeting gives the newest view
+        self._wait_until_reachable()
         lost = _unreachable(self._learner.transport) if self._learner and progress.ready else []
         lost += [peer for peer, times in self._not_reached.items() if times > 1]
         generation = self.view.membership.generation
@@ -338,6 +358,25 @@ class ElasticGroup:
             weight_steps=max(each.weight_steps for each in ready),
         )
 
+    def _wait_until_reachable(self) -> None:
+        """A learner that joins waits until it can reach all others: otherwise they would stop for it in vain.
+
+        Raises LaunchError if this learner is asked to stop meanwhile.
+        """
+        said = False
+        while self._client.joining:
+            others = {peer: address for peer, address in self.view.addresses.items() if peer != self.id}
+            cut_off = [peer for peer, address in others.items() if not self._endpoint.reaches(self.id, peer, address)]
+            if not cut_off:
+                return
+            if self.stopping():
+                raise LaunchError(f"learner {self.id} leaves, because it cannot reach learners {cut_off}")
+            if not said:
+                said = True
+                log.warning("learner %d cannot reach learners %s, and tries again until it can", self.id, cut_off)
+            time.sleep(RETRY_S)
+            self.rejoin()
+
     def _check_groups(self) -> None:
         """Learners of a super-learner that has lost a member leave. The others meet once more, without them."""
         living = self.view.membership.living
@@ -352,24 +391,26 @@ class ElasticGroup:
 
     # Together ------------------------------------------------------------------------------------------------------------
 
-    def gather(self, value: object) -> View:
+    def gather(self, value: object, timeout_s: float | None = None) -> View:
         """Wait for all living learners. Returns a view whose `values` has the values of all.
 
-        Raises MembershipChangedError if other learners meet instead, because the membership has changed.
+        Raises MembershipChangedError if other learners meet instead, because the membership has changed. Raises
+        MissingLearnersError if some have not come within `timeout_s`.
         """
-        view = self._client.barrier(self.view.membership.generation, {GATHERED: value})
+        view = self._client.barrier(self.view.membership.generation, {GATHERED: value}, timeout_s=timeout_s)
         return replace(view, values=_values(view, GATHERED))
 
-    def together(self, compute: Callable[[tuple[int, ...]], Result]) -> Result:
+    def together(self, compute: Callable[[tuple[int, ...]], Result], timeout_s: float | None = None) -> Result:
         """The result of `compute`, a collective of the living learners that it is given.
 
         If a learner is lost meanwhile, a strategy that re-forms alone computes again without it.
 
-        Raises MembershipChangedError, on all learners, if they must meet first.
+        Raises MembershipChangedError, on all learners, if they must meet first. Raises MissingLearnersError if some have not
+        come within `timeout_s`.
         """
         assert self._learner is not None
         while True:
-            view = self.gather(None)
+            view = self.gather(None, timeout_s)
             living = view.membership.living
             if view.addresses != self._grouped:  # a learner that was lost and has come back has a new address
                 self._grouped = view.addresses

@@ -23,7 +23,7 @@ RoundelayError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -74,6 +74,20 @@ class RendezvousLostError(RoundelayError, ConnectionError):
 
 class MembershipChangedError(RoundelayError):
     """The membership has changed, so synchronous learners must meet."""
+
+
+class MissingLearnersError(RoundelayError, TimeoutError):
+    """A learner has waited long enough for others: `learners` have not come."""
+
+    def __init__(self, waited_s: float, learners: Sequence[int]) -> None:
+        self.waited_s, self.learners = waited_s, list(learners)
+        missing = ", ".join(map(str, learners))
+        super().__init__(
+            f"waited {waited_s:g} s for all learners; missing: {missing}. Give a longer timeout_s, or go on without"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[float, list[int]]]:
+        return type(self), (self.waited_s, self.learners)
 
 
 class LaunchError(RoundelayError, RuntimeError):

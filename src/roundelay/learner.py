@@ -171,24 +171,25 @@ class Learner:
             hooks.paused = before
 
     @contextlib.contextmanager
-    def consensus(self) -> Iterator[nn.Module]:
+    def consensus(self, timeout_s: float | None = None) -> Iterator[nn.Module]:
         """The module with the exact mean weights of all learners; its own weights come back at the end of the block.
 
         A collective: all learners enter it equally often, after equally many steps. Learners that may have taken different
         numbers of steps call `finish` first. Exchanges pause meanwhile. Floating-point buffers are averaged (BatchNorm's
         variance by its second moment). Integer buffers are those of the first living learner. In an elastic run, learners
-        that are lost meanwhile are left out of the mean.
+        that are lost meanwhile are left out of the mean, and `timeout_s` limits the wait for learners that do not come: then
+        MissingLearnersError names them, and training can go on.
         """
-        mean = self._mean()
+        mean = self._mean(timeout_s)
         try:
             with mean.placed(self.module, self.replica):
                 yield self.module
         finally:
             self.replica.mark()
 
-    def settle(self) -> None:
+    def settle(self, timeout_s: float | None = None) -> None:
         """Leave the mean of all learners in the module for good. A collective, like `consensus`."""
-        mean = self._mean()
+        mean = self._mean(timeout_s)
         state = self.strategy.state_dict()
         mean.write(self.module, self.replica)
         self.strategy.load_state_dict(state)
@@ -386,18 +387,18 @@ class Learner:
                 if not again or self._steps_alone:
                     return
 
-    def _mean(self) -> Mean:
+    def _mean(self, timeout_s: float | None = None) -> Mean:
         self._warn_of_changes()
         self._run(self.strategy.drain)
         return self._together(
-            lambda members: mean_of(self.module, self.replica, self.strategy, self.transport, members)
+            lambda members: mean_of(self.module, self.replica, self.strategy, self.transport, members), timeout_s
         )
 
-    def _together(self, compute: Callable[[tuple[int, ...]], Result]) -> Result:
+    def _together(self, compute: Callable[[tuple[int, ...]], Result], timeout_s: float | None = None) -> Result:
         """The result of a collective of all living learners."""
         while self._elastic is not None:
             try:
-                return self._elastic.together(compute)
+                return self._elastic.together(compute, timeout_s)
             except CHANGES as error:
                 self._recover(error)
                 if self._behind:

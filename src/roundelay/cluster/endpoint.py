@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -12,8 +13,10 @@ from roundelay.cluster.environment import World, joined_store
 from roundelay.cluster.membership import Address, View
 from roundelay.cluster.rendezvous.server import open_listener
 from roundelay.errors import LaunchError
+from roundelay.transport import handshake
 from roundelay.transport.base import Collectives, Transport
 from roundelay.transport.collectives import StoreCollectives
+from roundelay.transport.handshake import Hello, Purpose
 from roundelay.transport.security import Security
 from roundelay.transport.tcp import TcpTransport
 
@@ -34,6 +37,9 @@ class Endpoint(Protocol):
 
         Raises PeerLostError if a peer cannot be reached.
         """
+
+    def reaches(self, learner: int, peer: int, address: Address) -> bool:
+        """Whether this learner can connect to a peer that takes part already. Blocks for a few seconds if it cannot."""
 
     def close(self) -> None:
         """Stop listening, if a port was opened and not used."""
@@ -86,6 +92,16 @@ class TcpEndpoint:
             raise
         return transport
 
+    def reaches(self, learner: int, peer: int, address: Address) -> bool:
+        """Whether the peer answers a handshake."""
+        hello = Hello(learner, Purpose.PROBE, os.getpid(), bytes(16))
+        try:
+            connection, _ = handshake.connect(address, hello, peer, self._security)
+        except OSError:
+            return False
+        connection.close()
+        return True
+
     def close(self) -> None:
         """Stop listening, if a port was opened and not used."""
         if self._listener is not None:
@@ -111,6 +127,10 @@ class WorldEndpoint:
     def connect(self, learner: int, view: View, *, joining: bool) -> Transport:
         """Connect to the whole world."""
         return self._world.transport()
+
+    def reaches(self, learner: int, peer: int, address: Address) -> bool:
+        """A world whose membership is fixed has no learners that join."""
+        return True
 
     def close(self) -> None:
         """There is nothing to close."""

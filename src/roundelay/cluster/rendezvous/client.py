@@ -16,7 +16,7 @@ from roundelay.cluster.rendezvous.connection import PATIENCE_S, ReconnectingConn
 from roundelay.cluster.rendezvous.members import NEVER_FORMED, RunSpec
 from roundelay.cluster.rendezvous.messages import Message, MessageConnection
 from roundelay.cluster.rendezvous.server import RENDEZVOUS
-from roundelay.errors import DroppedError, HandshakeError, LaunchError, RendezvousLostError
+from roundelay.errors import DroppedError, HandshakeError, LaunchError, MissingLearnersError, RendezvousLostError
 from roundelay.transport import handshake
 from roundelay.transport.handshake import Hello, Purpose
 from roundelay.transport.security import Security
@@ -165,6 +165,7 @@ class RendezvousClient:
         value: Any = None,  # noqa: ANN401
         lost: Sequence[int] = (),
         address: Address | None = None,
+        timeout_s: float | None = None,
     ) -> View:
         """Wait until all living learners are at the barrier; they form the next generation.
 
@@ -173,11 +174,22 @@ class RendezvousClient:
             value: any JSON value; every learner finds all values in the view.
             lost: peers of that generation that this learner cannot reach any more.
             address: where this learner listens from now on, if that has changed.
+            timeout_s: how long to wait.
+
+        Raises MissingLearnersError if not all learners have come within `timeout_s`.
         """
         self._own_address = address or self._own_address
         reply = self._ask(
-            "barrier", repeat=True, value=value, lost=list(lost), generation=generation, address=self._own_address
+            "barrier",
+            repeat=True,
+            value=value,
+            lost=list(lost),
+            generation=generation,
+            address=self._own_address,
+            timeout_s=timeout_s,
         )
+        if "missing" in reply:
+            raise MissingLearnersError(timeout_s or 0.0, reply["missing"])
         self.view = View.from_message(reply)
         return self.view
 

@@ -21,6 +21,7 @@ class Formation:
         self.run: RunSpec | None = None
         self._absent: dict[object, str] = {}  # by process or learner: why it never came
         self._said_at: float | None = None
+        self.failure = ""  # why the run cannot begin: too many learners will never come
 
     @property
     def identity(self) -> str:
@@ -30,10 +31,12 @@ class Formation:
     def adopt(self, run: RunSpec) -> None:
         """Every learner sends the same specification; the first one counts."""
         self.run = self.run or run
+        self._check()
 
     def never_comes(self, name: object, reason: str) -> None:
         """A process has ended before it registered."""
         self._absent[name] = reason
+        self._check()
 
     def comes(self, *names: object) -> None:
         """A learner has registered; it may have been started again after its process had ended."""
@@ -44,16 +47,13 @@ class Formation:
         """Whether no learner is missing any more: each has come, or never will."""
         return self.run is not None and bool(came) and len(came) + len(self._absent) >= self.run.expected
 
-    def failure(self) -> str:
-        """Why the run cannot begin: too many learners will never come. Empty if it can."""
-        if self.run is None or self.run.expected - len(self._absent) >= self.run.min_learners:
-            return ""
-        left = self.run.expected - len(self._absent)
-        first = next(iter(self._absent.values()))
-        return (
-            f"only {left} of {self.run.expected} learners can come, fewer than the {self.run.min_learners} that the run "
-            f"needs; the first that ended: {first}"
-        )
+    def _check(self) -> None:
+        left = 0 if self.run is None else self.run.expected - len(self._absent)
+        if self.run is not None and left < self.run.min_learners and not self.failure:
+            self.failure = (
+                f"only {left} of {self.run.expected} learners can come, fewer than the {self.run.min_learners} that the run "
+                f"needs; the first that ended: {next(iter(self._absent.values()))}"
+            )
 
     def missing(self, came: Collection[int]) -> str:
         """Say which learners have come, at once and every few seconds while some are missing; else empty."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ class Request:
     Attributes:
         number: the learner's number for this request; the reply repeats it.
         fields: all other fields of the request, converted.
+        give_up_at: the time after which the learner does not wait for a reply any more.
     """
 
     connection: Connection
@@ -40,6 +42,7 @@ class Request:
     kind: str
     number: int
     fields: Message
+    give_up_at: float = math.inf
 
     @classmethod
     def parsed(cls, connection: Connection, learner: int, message: Message) -> Request:

@@ -50,7 +50,7 @@ class RunState:
         self._recovering = False  # after a restart: some learners have not yet sent the numbers they used
         self._stop_boundary: int | None = None
         self._stopped: set[int] = set()  # learners that have stopped because they were asked to
-        self._stopping = ""
+        self._stopping, self._failed = "", False
 
     @property
     def identity(self) -> str:
@@ -99,6 +99,8 @@ class RunState:
             if kind == "last_step":
                 self._stop.begun(learner, request.fields["begun"])
                 self._ask_to_stop(self._stop.not_asked(learner, self._members.living), f"learner {learner} stops")
+            if message.get("timeout_s") is not None:
+                request.give_up_at = self._now() + float(message["timeout_s"])
             self._requests.add(request)
         elif kind == "view_adopted":
             if learner in self._members.living:
@@ -149,12 +151,22 @@ class RunState:
         if not self._members.formed and (missing := self._formation.missing(self._members.living)):
             self._changes.report("waiting", None, missing)
         self._reply_where_possible()
+        self._give_up_barriers()
+
+    def _give_up_barriers(self) -> None:
+        """Tell learners that have waited long enough at a barrier which learners have not come."""
+        waiting = self._requests.at_barrier()
+        missing = sorted(self._members.living.keys() - waiting.keys())
+        for request in waiting.values():
+            if self._now() >= request.give_up_at:
+                self._requests.remove(request)
+                request.reply(missing=missing)
 
     # Membership ----------------------------------------------------------------------------------------------------------
 
     def refusal(self) -> str:
         """Why no learner can register any more; empty if learners can."""
-        return f"this run is being stopped ({self._stopping})" if self._stopping else self._formation.failure()
+        return f"this run is being stopped ({self._stopping})" if self._stopping else self._formation.failure
 
     def _register(self, connection: Connection, message: Message) -> None:
         request = Request.parsed(connection, -1, message)
@@ -190,8 +202,10 @@ class RunState:
         """Begin the run if no learner is missing any more; if it never can begin, tell all that wait."""
         if self._members.formed:
             return
-        if failure := self._formation.failure():
-            self._changes.report("stopping", None, failure)
+        if failure := self._formation.failure:
+            if not self._failed:
+                self._failed = True
+                self._changes.report("stopping", None, failure)
             self._requests.answer(lambda request: {"refused": failure} if request.kind == "register" else None)
         elif self._formation.complete(self._members.living):
             self._members.form()

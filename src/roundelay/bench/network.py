@@ -15,6 +15,7 @@ from typing import Any
 
 from roundelay.bench.namespaces import INTERFACE, Machine, machines, shape
 from roundelay.errors import RoundelayError
+from roundelay.language.text import find_text
 
 PORT = 29400
 EVALUATED_PIECES = 100  # of the validation text
@@ -104,7 +105,12 @@ class Row:
 
 
 def run(settings: Settings, progress: Callable[[str, str], None] = lambda rate, strategy: None) -> list[Row]:
-    """Measure every strategy at every rate. Raises RoundelayError without root, or if a learner process ends early."""
+    """Measure every strategy at every rate.
+
+    Raises RoundelayError without root, if there is no text for the language model, or if a learner process ends early.
+    """
+    if settings.compute == "language":
+        find_text(settings.data)
     rows = []
     with machines(settings.learners) as hosts, tempfile.TemporaryDirectory() as folder:
         for rate in settings.rates:

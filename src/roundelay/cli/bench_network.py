@@ -44,16 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Measure, and print a table or JSON."""
-    from roundelay.bench import namespaces, network
+    from roundelay.bench import network
     from roundelay.cli.bench import MOST_LEARNERS, print_json
 
     if not 2 <= args.learners <= MOST_LEARNERS:
         raise UsageError(f"a benchmark of communication needs 2 to {MOST_LEARNERS} learners, got {args.learners}")
-    if args.compute == "language":
-        from roundelay.language.text import find_text
-
-        find_text(args.data)
-    namespaces.check_available()
     settings = network.Settings(
         args.rates,
         args.compute,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from roundelay.cli import bench_accelerator, bench_exchange, bench_network
+from roundelay.cli import bench_accelerator, bench_exchange, bench_network, bench_speech
 from roundelay.cli.arguments import duration, more_than_0, output_path, parameter_count, positive_int
 from roundelay.cli.tables import new_table, show
 from roundelay.errors import UsageError
@@ -33,6 +33,7 @@ SUMMARIES = {
     "exchange": "seconds of one exchange of weights, beside the same bytes by plain sockets or memcpy",
     "accelerator": "whether adpsgd hides the copies between host and accelerator; emulated without CUDA",
     "network": "every strategy on slow links between emulated machines; needs root",
+    "speech": "hours of audio per hour of one core for features, training and decoding; memory of a flat start",
 }
 
 
@@ -43,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         name: sub.add_parser(name, help=text, description=text.capitalize() + ".") for name, text in SUMMARIES.items()
     }
     bench_exchange.add_arguments(parsers["exchange"])
-    for each in (parser for name, parser in parsers.items() if name != "exchange"):  # which has two
+    bench_speech.add_arguments(parsers["speech"])
+    for each in (parser for name, parser in parsers.items() if name not in ("exchange", "speech")):  # two, or none
         each.add_argument(
             "--learners", type=positive_int, default=4, metavar="N", help="learner processes (default %(default)s)"
         )

@@ -230,7 +230,7 @@ class TestModels:
         assert MODELS["adpsgd"].variance(mixing, 0.7) == pytest.approx(MODELS["adpsgd"].variance(dense, 0.7))
 
     def test_a_pair_moves_as_in_the_strategy(self):
-        assert PAIR_WEIGHT == pair_average.WEIGHT
+        assert PAIR_WEIGHT == pair_exchange.WEIGHT
 
 
 @pytest.mark.parametrize(

@@ -145,3 +145,36 @@ def test_ctrl_c_in_the_terminal_of_a_learner_that_has_joined_takes_only_that_one
         hurry(folder)
         run.finished()
     assert_trained(folder, 2, epochs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["adpsgd", "dpsgd"])
+def test_a_rendezvous_refuses_a_second_run_and_serves_it_once_the_first_has_ended(tmp_path, strategy):
+    secret = {"ROUNDELAY_SECRET": "5e" * 32}
+    with Command("rendezvous", "--port", 0, **secret) as rendezvous:
+        rendezvous.wait_for(lambda: "rendezvous: " in rendezvous.said(), "address")
+        at = ["--rendezvous", rendezvous.said().split("rendezvous: ")[1].split("\n")[0], "--learners", 2]
+        first, second = tmp_path / "first", tmp_path / "second"
+        with train(first, strategy, *at, epochs=60, **secret) as run:
+            run.wait_for(lambda: trains(first, 0, 1), "training")
+            with train(second, strategy, *at, "--seed", 1, **secret) as stranger:
+                assert stranger.ended() == 1
+                assert f"this rendezvous serves the run '{first} " in stranger.said()
+            hurry(first)
+            run.finished()
+        assert_trained(first, 2, 60)
+        with train(second, strategy, *at, "--seed", 1, "--out", tmp_path / "third", **secret) as run:
+            run.finished()
+    assert_trained(tmp_path / "third", 2, 40)
+
+
+def test_while_learners_are_missing_the_supervisor_says_which_and_where_they_should_connect(tmp_path):
+    secret = {"ROUNDELAY_SECRET": "5e" * 32}
+    with Command("rendezvous", "--port", 0, **secret) as rendezvous:
+        rendezvous.wait_for(lambda: "rendezvous: " in rendezvous.said(), "address")
+        address = rendezvous.said().split("rendezvous: ")[1].split("\n")[0]
+        options = ["--rendezvous", address, "--learners", 3, "--here", 1]
+        with train(tmp_path / "run", "adpsgd", *options, **secret) as run:
+            sentence = "1 of 3 learners have come (0); missing: 1, 2"
+            run.wait_for(lambda: f"waiting at {address}: {sentence}" in run.said(), "sentence", 60)
+            assert f"waiting ({sentence})" in rendezvous.said()

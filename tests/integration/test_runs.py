@@ -117,6 +117,43 @@ def test_three_learners_go_on_where_four_were(killed, copy_of):
     assert "3 learners go on from the mean of the 4 that saved" in (folder / "logs" / "learner-0.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--strategy", "allreduce"],
+            "the run has strategy dpsgd, and its checkpoints have no state for allreduce; go on",
+        ),
+        (
+            ["--set", "optimizer.name=adam"],
+            "the run has optimizer.name sgd, and its checkpoints have no state for adam; go on",
+        ),
+        (["--set", "settings.hidden=99"], "weight '0.weight' has shape (99, 64), and the checkpoint has (128, 64)"),
+        (["--epochs", "1"], "epochs, more than 1; set at least so many"),
+    ],
+)
+def test_a_change_that_does_not_fit_the_checkpoint_is_refused_and_changes_nothing(
+    killed, copy_of, words, message, capsys
+):
+    folder = copy_of(killed)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+    assert main(["train", "--out", str(folder), "--resume", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"} == before
+
+
+def test_a_run_that_is_running_cannot_be_resumed(tmp_path, capsys):
+    folder = tmp_path / "run"
+    with started(folder, *RUN, "--slow", "0:30,1:30,2:30,3:30") as process:
+        wait_for_checkpoints(folder, 1, process)
+        assert main(["train", "--out", str(folder), "--resume"]) == 2
+        said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"is in use by process {process.pid} on " in said
+
+
 def test_a_flipped_byte_is_refused_by_name_and_the_previous_checkpoint_offered(killed, copy_of):
     folder = copy_of(killed)
     first, *_, last = checkpoint.complete(folder / "checkpoints")

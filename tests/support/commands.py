@@ -88,9 +88,9 @@ class Command:
                 os.kill(pid, signal.SIGCONT)
 
 
-def rows_of(folder: Path, kind: str) -> list[dict[str, object]]:
+def rows_of(folder: Path, kind: str, name: str = "metrics.jsonl") -> list[dict[str, object]]:
     """The rows of the metrics of this kind so far."""
-    path = folder / "metrics.jsonl"
+    path = folder / name
     return [row for row in read_rows(path) if row["kind"] == kind] if path.exists() else []
 
 

@@ -11,7 +11,7 @@ from runs import run_in_threads, tiny_config
 from safetensors.torch import load_file
 
 from roundelay.errors import DivergedError
-from roundelay.training import checkpoint, state as state_module, trainer as trainer_module
+from roundelay.training import checkpoint, state as state_module, stopping as stopping_module, trainer as trainer_module
 from roundelay.training.metrics import read_rows
 from roundelay.weights.serialization import read_state
 
@@ -88,14 +88,14 @@ def stop_learner_after(rank: int, steps: int, monkeypatch):
     """Have all learners asked to stop when that one has taken so many steps."""
     stops, asked = [], []
 
-    class Recorded(trainer_module.StopRequest):
+    class Recorded(stopping_module.StopRequest):
         def __init__(self, last_step):
             super().__init__(last_step)
             stops.append(self)
             if asked:
                 self.request()
 
-    monkeypatch.setattr(trainer_module, "StopRequest", Recorded)
+    monkeypatch.setattr(stopping_module, "StopRequest", Recorded)
 
     def prepare(trainer):
         step = trainer._step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -74,10 +75,13 @@ def run(args: argparse.Namespace) -> int:
         return 0
     folder: Path = args.out or dated_folder(args.recipe)
     launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    return _train_in_world(config, folder, args) if launched else _supervise(config, folder, args)
+    with contextlib.ExitStack() as lock:
+        if launched:
+            return _train_in_world(config, folder, args, lock)
+        return _supervise(config, folder, args, lock)
 
 
-def _supervise(config: Config, folder: Path, args: argparse.Namespace) -> int:
+def _supervise(config: Config, folder: Path, args: argparse.Namespace, lock: contextlib.ExitStack) -> int:
     from roundelay.training import run_directory
     from roundelay.training.open_files import allow_open_files
     from roundelay.training.supervisor import Supervisor
@@ -87,12 +91,12 @@ def _supervise(config: Config, folder: Path, args: argparse.Namespace) -> int:
     if args.rendezvous is None:
         if args.here is not None:
             raise UsageError("--here goes with --rendezvous; without one all learners are started on this machine")
-        resumed = _prepare(config, folder, args)
+        resumed = _prepare(config, folder, args, lock)
         if args.resume is None:
             print(f"run: {folder}", file=sys.stderr)
         again = run_directory.resume_command(folder, security_options(args))
         return Supervisor(config, folder, resumed, settings=settings, resume_command=again).run()
-    learners, resumed = _learners_here(config, args), _share(config, folder, args)
+    learners, resumed = _learners_here(config, args), _share(config, folder, args, lock)
     options = ["--rendezvous", args.rendezvous, "--here", str(len(learners)), *security_options(args)]
     again = run_directory.resume_command(folder, options)
     return Supervisor(config, folder, resumed, settings=settings, learners=learners, resume_command=again).run()
@@ -106,21 +110,22 @@ def _learners_here(config: Config, args: argparse.Namespace) -> list[int | None]
     return [None] * here
 
 
-def _share(config: Config, folder: Path, args: argparse.Namespace) -> int | None:
+def _share(config: Config, folder: Path, args: argparse.Namespace, lock: contextlib.ExitStack) -> int | None:
     """Prepare the shared directory of a run on several machines. The first machine begins the run there.
 
     Returns the samples seen at the checkpoint to resume from; None for a new run.
     """
-    from roundelay.training import recipes, run_directory
+    from roundelay.training import recipes, run_directory, run_lock
 
     if args.out is None:
         raise UsageError("with --rendezvous --out must be given: one directory that all machines of the run see")
     try:
-        return _prepare(config, folder, args)
+        return _prepare(config, folder, args, lock)
     except ConfigError:
         if args.resume is None and recipes.as_table(recipes.resolve(run_directory.table(folder))) == recipes.as_table(
             config
         ):
+            lock.enter_context(run_lock.hold(folder, shared=True))
             return None  # another machine has begun this run already
         raise
 
@@ -155,7 +160,7 @@ def _join_run(args: argparse.Namespace) -> int:
     return Supervisor(config, folder, settings=settings, learners=[None], resume_command=again).run()
 
 
-def _train_in_world(config: Config, folder: Path, args: argparse.Namespace) -> int:
+def _train_in_world(config: Config, folder: Path, args: argparse.Namespace, lock: contextlib.ExitStack) -> int:
     """Train as one of the learners that torchrun or Slurm has started."""
     import logging
 
@@ -171,7 +176,7 @@ def _train_in_world(config: Config, folder: Path, args: argparse.Namespace) -> i
     resume_at, failure = b"", ""
     if world.rank == 0:
         try:
-            found = _prepare(config, folder, args)
+            found = _prepare(config, folder, args, lock)
             resume_at = b"" if found is None else str(found).encode()
         except ConfigError as error:
             failure = str(error)
@@ -186,15 +191,22 @@ def _train_in_world(config: Config, folder: Path, args: argparse.Namespace) -> i
     return 0
 
 
-def _prepare(config: Config, folder: Path, args: argparse.Namespace) -> int | None:
-    """Make the run's directory ready; returns the samples seen at the checkpoint to resume from."""
-    from roundelay.training import checkpoint, run_directory
+def _prepare(config: Config, folder: Path, args: argparse.Namespace, lock: contextlib.ExitStack) -> int | None:
+    """Make the run's directory ready, and lock it; returns the samples seen at the checkpoint to resume from.
+
+    Raises ConfigError, with nothing changed, if another command trains there, or if the run cannot go on with `config`.
+    """
+    from roundelay.training import checkpoint, recipes, run_directory, run_lock
+    from roundelay.training.resume_check import check_resume
 
     command = shlex.join(["roundelay", *sys.argv[1:]])
     if args.resume is None:
         run_directory.begin(folder, config, command)
+        lock.enter_context(run_lock.hold(folder, shared=args.rendezvous is not None))
         return None
+    lock.enter_context(run_lock.hold(folder, shared=args.rendezvous is not None))
     chosen = checkpoint.choose(folder / "checkpoints", None if args.resume == NEWEST else args.resume)
+    check_resume(recipes.resolve(run_directory.table(folder)), config, chosen)
     checkpoint.abandon_after(folder / "checkpoints", chosen.samples_seen)
     run_directory.write(folder, config, command)
     print(f"going on with {folder} after {chosen.samples_seen:,} samples", file=sys.stderr)

@@ -97,12 +97,25 @@ def resumed_from(checkpoint: Checkpoint | None, rank: int, size: int, partition:
     return Resumed(mean_state(states), Position(partition, start=len(used)), used, shared)
 
 
+def epochs_done(states: list[State]) -> float:
+    """How many epochs all learners together have done when they saved these states."""
+    return len(_drawn(states)) / float(states[0]["partition"]["per_epoch"])
+
+
+def _drawn(states: list[State]) -> list[int]:
+    drawn = sorted({number for state in states for number in state["used"].tolist()})
+    if drawn:
+        return drawn
+    position, before = (
+        states[0]["position"],
+        states[0]["partition"],
+    )  # the learners were in lockstep and drew no numbers
+    return list(range(position["start"] + position["steps"] * before["groups"]))
+
+
 def _used(states: list[State], partition: Partition) -> list[int]:
     """The draw numbers that all learners together have used."""
-    drawn = sorted({number for state in states for number in state["used"].tolist()})
-    position, before = states[0]["position"], states[0]["partition"]
-    if not drawn:  # the learners were in lockstep and drew no numbers
-        drawn = list(range(position["start"] + position["steps"] * before["groups"]))
+    drawn, before = _drawn(states), states[0]["partition"]
     if before["per_epoch"] == partition.chunks.per_epoch:
         return drawn
     # The size of a chunk has changed: count as used as many new chunks as cover the same part of an epoch.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -11,6 +12,9 @@ from concurrent.futures import Future
 from types import FrameType
 
 from roundelay import threads
+from roundelay.cluster.rendezvous.client import RendezvousClient
+
+log = logging.getLogger("roundelay")
 
 
 class StopRequest:
@@ -22,14 +26,13 @@ class StopRequest:
 
     Attributes:
         requested: whether the learner was asked to stop.
-        signalled: whether a signal has asked it.
     """
 
     def __init__(self, last_step: Callable[[int], int]) -> None:
         self._last_step = last_step
         self._begun = self._begun_at_request = 0
         self._limit: Future[int] = Future()
-        self.requested = self.signalled = False
+        self.requested = False
         self._wake_reader, self._wake_writer = os.pipe()
         threads.start("stop", self._agree)
 
@@ -41,7 +44,6 @@ class StopRequest:
             signal.signal(number, self._signalled)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        self.signalled = True
         self.request()
 
     def request(self) -> None:
@@ -75,3 +77,54 @@ class StopRequest:
             self._limit.set_result(self._last_step(self._begun_at_request))
         except BaseException as error:  # the training thread raises it
             self._limit.set_exception(error)
+
+
+class Stopping:
+    """Whether one learner stops, with the run or alone.
+
+    Args:
+        client: tells when the run is to be stopped, and agrees on the last step.
+
+    Attributes:
+        guest: the learner did not begin the run. If a signal asks it to stop, it leaves, and the run goes on.
+    """
+
+    def __init__(self, client: RendezvousClient) -> None:
+        self._client = client
+        self.guest = False
+        self._request: StopRequest | None = None
+        self._run_stops = False
+        client.on_stop = self._told
+
+    def _told(self, reason: str) -> None:
+        """The rendezvous stops the run. In the thread of the client."""
+        log.warning("learner %s stops: %s", self._client.id, reason)
+        self._run_stops = True
+        if self._request is not None:
+            self._request.request()
+
+    @property
+    def asked(self) -> bool:
+        """Whether this learner was asked to stop."""
+        return self._run_stops or (self._request is not None and self._request.requested)
+
+    @property
+    def leaves_alone(self) -> bool:
+        """Whether a stop of this learner leaves the run as it is."""
+        return self.guest and not self._run_stops
+
+    def request(self, *, together: bool) -> StopRequest:
+        """A request for the steps that follow, made already if this learner was asked before.
+
+        With `together`, learners that step together agree on the last step.
+        """
+
+        def last_step(begun: int) -> int:
+            return self._client.last_step(begun) if together and not self.leaves_alone else begun
+
+        asked = self.asked
+        self._request = StopRequest(last_step)
+        self._request.listen()
+        if asked:
+            self._request.request()
+        return self._request

@@ -28,7 +28,7 @@ from roundelay.cluster.rendezvous.messages import Message
 from roundelay.cluster.rendezvous.server import RendezvousServer, open_listener
 from roundelay.cluster.rendezvous.state import RendezvousState
 from roundelay.errors import RendezvousLostError
-from roundelay.training import recipes, run_directory
+from roundelay.training import recipes, run_directory, run_lock
 from roundelay.training.build import strategy_of
 from roundelay.training.config import Config
 from roundelay.training.display import Display
@@ -205,7 +205,8 @@ class Supervisor:
             process=self._process_name(learner),
         )
         threads = max(1, len(os.sched_getaffinity(0)) // local_size)
-        self._workers[learner] = Worker(spec, self.folder / "logs" / f"{name}.log", threads)
+        log = self.folder / "logs" / f"{name}.log"
+        self._workers[learner] = Worker(spec, log, threads, keep_open=run_lock.held())
         self._failed.pop(learner, None)
         self._running.add(learner)
 

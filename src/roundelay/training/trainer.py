@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from roundelay.cluster.endpoint import Endpoint
 from roundelay.cluster.environment import World
 from roundelay.cluster.rendezvous.client import RendezvousClient
-from roundelay.elastic import ElasticGroup, Progress, TrainingState
+from roundelay.elastic import ElasticGroup, TrainingState
 from roundelay.errors import DivergedError, DroppedError, MembershipChangedError, PeerLostError, RoundelayError
 from roundelay.learner import Learner
 from roundelay.training import run_directory
@@ -23,12 +22,13 @@ from roundelay.training.config import Config
 from roundelay.training.data import Draw, Draws, batches
 from roundelay.training.evaluator import check_judged_by
 from roundelay.training.metrics import JsonLines, Meter, Sink, TensorBoard
-from roundelay.training.partition import Partition
+from roundelay.training.participation import Participation
+from roundelay.training.partition import Partition, Position
 from roundelay.training.saving import Saver
 from roundelay.training.slowdown import Slowdown
 from roundelay.training.state import Resumed, restore, restore_weights, resumed_from
 from roundelay.training.step import TrainingStep
-from roundelay.training.stopping import StopRequest
+from roundelay.training.stopping import Stopping
 from roundelay.training.task import Batch, Task
 
 log = logging.getLogger("roundelay")
@@ -65,7 +65,7 @@ class Trainer:
         endpoint: Endpoint,
         elastic: bool = True,
     ) -> None:
-        self.config, self.folder, self.task, self.world = config, folder, task, world
+        self.config, self.folder, self.task = config, folder, task
         self.client, self._elastic = client, elastic
         self.module = task.module().to(world.device)
         check_judged_by(task, self.module)
@@ -74,9 +74,9 @@ class Trainer:
         state = TrainingState(self.module, self.optimizer)
         self.group = ElasticGroup(client, endpoint, state, group_size=members)
         self.id = self.group.id
-        strategy = strategy_of(config, world.local_size)  # only to read its properties: each connection has a new one
-        self._synchronous, self._reforms_alone = strategy.synchronous, strategy.reforms_alone
-        self.partition = self._partition()
+        self.stopping = Stopping(client)
+        self.group.on_link, self.group.stopping = self._link_changed, lambda: self.stopping.asked
+        self._part = Participation(config, len(task), world, client, self.group)
         schedule = schedule_of(config, len(task), self.partition.samples)
         self.step = TrainingStep(
             self.id, task, self.module, self.optimizer, schedule=schedule, clip=config.optimizer.clip
@@ -86,8 +86,21 @@ class Trainer:
         self._slowdown = Slowdown(config.slowness().get(self.id, 1.0), client.check)
         path = folder / f"chunks-{self.id}.txt"
         self._audit = Audit(self.module, self.optimizer, path) if config.metrics.audit else None
-        self._stop: StopRequest | None = None
-        self._stopping = False
+
+    @property
+    def world(self) -> World:
+        """Rank and size at the moment."""
+        return self._part.world
+
+    @property
+    def partition(self) -> Partition:
+        """This learner's part of the run at the moment."""
+        return self._part.partition
+
+    @property
+    def position(self) -> Position:
+        """How far this learner is."""
+        return self._part.position
 
     def run(self, checkpoint: Checkpoint | None = None, *, joins: bool = False, guest: bool = False) -> bool:
         """Train until the budget is used up or a signal asks to stop; True if the budget is used up.
@@ -100,33 +113,15 @@ class Trainer:
         Raises DivergedError if the gradients of this learner stay non-finite.
         """
         torch.manual_seed(learner_seed(self.config, self.id))
-        resumed = resumed_from(checkpoint, self.world.rank, self.world.size, self.partition)
-        self._begin(resumed, ready=not joins)
-        self.client.on_stop, self._guest = self._asked_to_stop, guest
-        dropped = False
-        while True:
-            try:
-                if dropped:
-                    self._join_again()
-                    dropped = False
-                if not self._reforms_alone or not (self._taken_part or self.client.joining):
-                    self._meet()
-                finished = self._take_part()
-                break
-            except DivergedError as error:
-                raise DivergedError(f"{error}; {self.saver.last_checkpoint()}") from None
-            except LeftError as error:
-                log.warning("learner %d leaves the run: %s", self.id, error)
-                finished = False
-                break
-            except DroppedError as error:
-                log.warning("learner %d was dropped (%s) and joins again", self.id, error)
-                dropped = True
-            except (PeerLostError, MembershipChangedError) as error:
-                if (self._reforms_alone and self._taken_part) or not self._elastic:
-                    raise
-                log.warning("learner %d meets the others: %s", self.id, error)
-            self.optimizer.zero_grad()
+        self.stopping.guest = guest
+        self._begin(resumed_from(checkpoint, self.world.rank, self.world.size, self.partition), ready=not joins)
+        try:
+            finished = self._train_with_the_living()
+        except DivergedError as error:
+            raise DivergedError(f"{error}; {self.saver.last_checkpoint()}") from None
+        except LeftError as error:
+            log.warning("learner %d leaves the run: %s", self.id, error)
+            finished = False
         self.saver.checkpoints.close()
         self.meter.close()
         if self._audit:
@@ -134,18 +129,33 @@ class Trainer:
         return finished
 
     def _begin(self, resumed: Resumed, *, ready: bool) -> None:
-        self._ready = ready  # whether the weights belong to this run
-        self._taken_part = False
-        self.position, self.step.counts = resumed.position, resumed.counts
-        self._weight_steps = self.position.steps  # steps that the weights have seen
-        self._agreed: Progress | None = None  # by the last meeting, until this learner has the state to go on with
-        self._saved = resumed.state  # until it is restored
-        self._draws_used = 0  # since this learner registered
-        self._used_before = resumed.used
+        if resumed.state is not None:  # a learner that joins before the first step takes them, too
+            restore_weights(self.module, self.optimizer, resumed.state)
+        self.saver.evaluator.newest = self._part.begin(resumed, ready=ready)
+        self.step.counts = resumed.counts
         self._elapsed_before_s = resumed.counts.elapsed_s if ready else self.client.elapsed_s
-        self.saver.evaluator.newest = self.position.skip_boundaries(len(resumed.used) if ready else self.client.given)
 
     # Following the membership ---------------------------------------------------------------------------------------------
+
+    def _train_with_the_living(self) -> bool:
+        """Take part until the end, whatever happens to other learners; True if the budget is used up."""
+        dropped = False
+        while True:
+            try:
+                if dropped:
+                    self.saver.evaluator.newest = self._part.join_again()
+                    dropped = False
+                if self._part.must_meet:
+                    self._part.meet()
+                return self._take_part()
+            except DroppedError as error:
+                log.warning("learner %d was dropped (%s) and joins again", self.id, error)
+                dropped = True
+            except (PeerLostError, MembershipChangedError) as error:
+                if (self._part.reforms_alone and self._part.began) or not self._elastic:
+                    raise
+                log.warning("learner %d meets the others: %s", self.id, error)
+            self.optimizer.zero_grad()
 
     def _take_part(self) -> bool:
         """Train with the learners of this view; True if the budget is used up, False if a stop was requested.
@@ -153,25 +163,20 @@ class Trainer:
         Raises an error if this learner is dropped, or if the membership changes so that learners must meet.
         """
         strategy = strategy_of(self.config, self.world.local_size)
-        transport = self.group.connect(strategy, ready=self._ready)
-        joined, self._ready = not self._ready, True
-        if self._agreed is not None:
-            self._weight_steps, self._agreed = self._agreed.weight_steps, None
+        transport, steps, saved = self._part.connect(strategy)
         membership = self.group.view.membership
         with Learner(self.module, self.optimizer, strategy, transport, membership) as self.learner, self._audited():
-            self.learner.count_from(self._weight_steps)
-            if self._saved is not None:
-                restore(self.learner, self._saved)
-                self._saved = None
+            self.learner.count_from(steps)
+            if saved is not None:
+                restore(self.learner, saved)
                 if self.world.rank == 0:
                     self.meter.write({"kind": "event", "event": "resumed", "samples_seen": self.saver.evaluator.newest})
-            if not self._taken_part:
-                self._taken_part = True
+            if not self._part.began:
+                self._part.began = True
                 self.meter.start_clock(self._elapsed_before_s)
             self.group.follow(self.learner)
-            draws = self.position.draws(self.client, self._used_before, lambda: self._draws_used, joined=joined)
-            finished = self._train(draws)
-            if not finished and self._leaves_alone():
+            finished = self._train(self._part.draws())
+            if not finished and self.stopping.leaves_alone:
                 raise LeftError("it was asked to")
             self._finish() if finished else self._save_stop()
         return finished
@@ -179,70 +184,22 @@ class Trainer:
     def _audited(self) -> contextlib.AbstractContextManager[None]:
         return self._audit.watching(self.optimizer) if self._audit else contextlib.nullcontext()
 
-    def _join_again(self) -> None:
-        """Register again after the other learners went on without this one. It takes its weights from them."""
-        self.group.rejoin()
-        self._ready = False
-        self._draws_used, self.position.used = 0, []
-        self._update_partition()
-        self.saver.evaluator.newest = self.position.skip_boundaries(self.client.given)
-
-    def _meet(self) -> None:
-        """Meet the other learners: at the beginning, and, if synchronous, after every change of the membership.
-
-        They go on from the first chunk that is not known to be used by all. In lockstep each learner must find the same
-        chunks, boundaries and learning rate. So all of them, also those that have just joined, take the position of the
-        meeting.
-        """
-        position = self.position
-        first = position.first_unconfirmed if self._taken_part else position.done
-        if self._saved is not None:  # a learner that joins now takes them
-            restore_weights(self.module, self.optimizer, self._saved)
-        before = self.group.view.membership.living
-        self._agreed = self.group.meet(Progress(self._ready, first, self._weight_steps))
-        if self.group.view.membership.living != before:
-            self._saved = None  # what the strategy has saved was for other members
-        self._update_partition()
-        if self.partition.lockstep:
-            self.position.restart_at(self._agreed.first_unconfirmed)
-
-    def _update_partition(self) -> None:
-        living = self.group.view.membership
-        self.world = replace(self.world, rank=living.position(self.id), size=living.size)
-        self.partition = self.position.partition = self._partition()
-
-    def _partition(self) -> Partition:
-        return Partition.of(self.config, self.world, len(self.task), self.id, synchronous=self._synchronous)
-
-    def _asked_to_stop(self, reason: str) -> None:
-        log.warning("learner %d stops: %s", self.id, reason)
-        self._stopping = True
-        if self._stop is not None:
-            self._stop.request()
-
-    def _leaves_alone(self) -> bool:
-        """Whether this learner was asked to stop, and the run was not."""
-        return self._guest and not self._stopping
-
-    def _last_step(self, begun: int) -> int:
-        together = self._synchronous or self.partition.members > 1
-        return self.client.last_step(begun) if together and not self._leaves_alone() else begun
+    def _link_changed(self, peer: int, reached: bool) -> None:  # noqa: FBT001
+        event = "reachable" if reached else "unreachable"
+        row = {"kind": "event", "event": event, "learner": peer, "reason": f"seen by learner {self.id}"}
+        self.meter.write(row | {"samples_seen": self.position.samples_seen})
 
     def _check_membership(self) -> None:
         """Raise DroppedError if the run goes on without this learner, LeftError if it has joined a run that has ended."""
         self.client.check()
-        if self._guest and self.learner.membership.size == 1 and not self.client.connected:
+        if self.stopping.guest and self.learner.membership.size == 1 and not self.client.connected:
             raise LeftError("the rendezvous and all other learners are gone")
 
     # Steps ----------------------------------------------------------------------------------------------------------------
 
     def _train(self, draws: Draws) -> bool:
         """Take steps until the budget is used up (True) or a stop is requested (False)."""
-        asked = self._stopping or (self._stop is not None and self._stop.requested)
-        stop = self._stop = StopRequest(self._last_step)
-        stop.listen()
-        if asked:
-            stop.request()
+        stop = self.stopping.request(together=self._part.synchronous or self.partition.members > 1)
         self.module.train()
         part, workers = self.partition, self.config.data.workers
         with contextlib.closing(stop):
@@ -257,7 +214,7 @@ class Trainer:
                     self._step(draw, samples, self.task.to_device(batch, self.world.device))
                 if stop.requested:
                     return False
-                if self._synchronous or not draws.more():  # a lost learner may leave draws that it did not use
+                if self._part.synchronous or not draws.more():  # a lost learner may leave draws that it did not use
                     return True
 
     def _step(self, draw: Draw, samples: int, batch: Batch) -> None:
@@ -265,8 +222,7 @@ class Trainer:
         self._slowdown.pause(self.learner.waited_s)
         self.step.guard(reduced=self.learner.strategy.reduces_gradients)
         self.optimizer.step()
-        self._weight_steps += 1
-        self._draws_used += 1
+        self._part.stepped()
         if self._audit:
             self._audit.used(draw.chunk)
         boundary = self.step.count(draw, samples, self.position, self.meter)
@@ -305,14 +261,14 @@ class Trainer:
 
     def _finish(self) -> None:
         """Save at the end of the budget; then write the result."""
-        if self._synchronous:
+        if self._part.synchronous:
             self._save(self.partition.total)
             self.learner.finish()
         else:
             self.learner.finish()  # first, because the mean includes exchanges that are under way
             self._save(self.partition.total)
         self._write_row(finished=True)
-        if self._synchronous:
+        if self._part.synchronous:
             self.saver.finish_together(self.group, self.learner, self.partition.samples)
         else:
             self.saver.finish_alone(self.group, self.partition.samples, self.world.device)

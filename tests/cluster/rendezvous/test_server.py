@@ -18,6 +18,7 @@ from roundelay.cluster.rendezvous.messages import packed
 from roundelay.cluster.rendezvous.server import RendezvousServer, _LearnerConnection, open_listener
 from roundelay.cluster.rendezvous.state import RendezvousState
 from roundelay.errors import DroppedError, HandshakeError, RendezvousLostError
+from roundelay.transport.heartbeats import LOST_AFTER_S
 from roundelay.transport.security import Security
 
 SECURITY = Security(secrets.token_bytes(32))
@@ -190,3 +191,12 @@ def test_a_broken_connection_to_one_learner_does_not_stop_the_server_from_writin
     with pytest.raises(ConnectionError):
         connection.receive()
     connection.close()
+
+
+def test_a_client_that_does_not_register_keeps_its_connection_and_can_report_a_death():
+    with serving() as server, RendezvousClient(server.address, SECURITY) as supervisor:
+        time.sleep(LOST_AFTER_S + 1.5)
+        assert supervisor.connected
+        supervisor.report_death("host-7-0", "exit code 1")
+        with RendezvousClient(server.address, SECURITY) as learner:
+            assert learner.register(RUN, HERE, 0).membership.living == (0,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -106,12 +106,6 @@ class Members:
     def all_connected(self) -> bool:
         """Whether every living learner has a connection at the moment."""
         return all(member.connection is not None for member in self.living.values())
-
-    def connections(self) -> Iterator[Connection]:
-        """The connections to the living and to the joining learners."""
-        for member in [*self.living.values(), *self.joining.values()]:
-            if member.connection is not None:
-                yield member.connection
 
     def learner_of(self, connection: Connection) -> int | None:
         """The learner that has registered over this connection."""

@@ -136,7 +136,7 @@ class RunState:
         self._ask_to_stop([*self._members.living, *self._members.joining], reason)
 
     def tick(self) -> None:
-        """To be called about once a heartbeat: send heartbeats, and drop learners that are silent or away for too long."""
+        """To be called about once a heartbeat: drop learners that are silent or away for too long."""
         for learner in self._heartbeats.lost():
             if learner in self._members.living:
                 self._drop(learner, "dropped", NO_HEARTBEAT)
@@ -146,8 +146,6 @@ class RunState:
         for learner, member in list(self._members.living.items()):
             if member.connection is None and now - member.away_since > AWAY_S:
                 self._drop(learner, "died", f"its connection broke and it did not come back within {AWAY_S:g} s")
-        for connection in self._members.connections():
-            connection.send({"kind": "heartbeat"})
         if not self._members.formed and (missing := self._formation.missing(self._members.living)):
             self._changes.report("waiting", None, missing)
         self._reply_where_possible()

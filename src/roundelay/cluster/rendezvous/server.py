@@ -125,8 +125,8 @@ class RendezvousServer:
             if time.monotonic() >= due:
                 due = time.monotonic() + BEAT_S
                 self._state.tick()
-                for connection in self._connections:
-                    connection.flush()
+                for connection in self._connections:  # also to a supervisor, which does not register
+                    connection.send({"kind": "heartbeat"})
         self._run_tasks()  # connections accepted in the meantime are closed with the others
         for connection in list(self._connections):
             self._drop(connection)

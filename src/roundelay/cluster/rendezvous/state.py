@@ -100,5 +100,5 @@ class RendezvousState:
         self._run.stop(reason)
 
     def tick(self) -> None:
-        """To be called about once a heartbeat: send heartbeats, and drop learners that are silent or away for too long."""
+        """To be called about once a heartbeat: drop learners that are silent or away for too long."""
         self._run.tick()

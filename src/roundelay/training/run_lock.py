@@ -1,0 +1,72 @@
+"""A lock on the directory of a run, so that two commands do not train in one directory.
+
+The lock is flock's, on an open file. The supervisor hands that file to its learners, so the lock lasts until all of them
+have ended, also if the supervisor is killed. A lock of processes that are gone does not exist: nothing must be cleaned up.
+The file says which process took the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+from roundelay.errors import ConfigError
+
+log = logging.getLogger("roundelay")
+
+LOCK = "lock"
+_held: list[int] = []
+
+
+def held() -> tuple[int, ...]:
+    """The file descriptors of the locks of this process, to be kept open by the processes that it starts."""
+    return tuple(_held)
+
+
+@contextlib.contextmanager
+def hold(folder: Path, *, shared: bool = False) -> Iterator[None]:
+    """In this block no other command may train in `folder`.
+
+    Args:
+        folder: of the run.
+        shared: the run has learners on several machines, and every machine has a supervisor that holds the lock.
+
+    Raises ConfigError, which names the owner, if another command holds the lock.
+    """
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _take(descriptor, folder, shared=shared)
+        _held.append(descriptor)
+        try:
+            yield
+        finally:
+            _held.remove(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, folder: Path, *, shared: bool) -> None:
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"'{folder}' is in use by {_owner(descriptor)}") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS):
+            raise
+        log.warning("'%s' is on a file system without locks (%s): start no second run there", folder, error.strerror)
+    os.truncate(descriptor, 0)
+    os.pwrite(descriptor, f"{platform.node()} {os.getpid()}\n".encode(), 0)
+
+
+def _owner(descriptor: int) -> str:
+    """A description of the process that took the lock, and what to do."""
+    host, _, process = os.pread(descriptor, 300, 0).decode(errors="replace").strip().rpartition(" ")
+    if host == platform.node() and process.isdigit() and not Path("/proc", process).exists():
+        return f"learners of process {process}, which has ended; they save and end within seconds: try again"
+    return f"process {process or '?'} on {host or 'another machine'}; stop it by Ctrl-C, or wait until it has ended"

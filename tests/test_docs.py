@@ -42,6 +42,7 @@ COMMAND = re.compile(
 )
 STARTS = (  # the function with which a command, after all checks, starts its work
     "roundelay.training.supervisor.Supervisor.run",  # train
+    "roundelay.cluster.launcher.Launcher.run",  # launch
     "roundelay.training.checkpoint.choose",  # train --resume
     "roundelay.training.run_directory.read_rendezvous",  # train --join RUN
     "roundelay.cluster.rendezvous.client.RendezvousClient.__init__",  # train --join HOST:PORT
@@ -110,6 +111,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working directory, with the files that pages name as the reader's own."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path, dirs_exist_ok=True)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copy(ROOT / "recipes" / "tiny" / "config.toml", "my-recipe.toml")
     np.save("weights.npy", np.full((4, 4), 0.25))
     Path("cluster.graphml").write_text(GRAPHML)

@@ -24,7 +24,7 @@ from roundelay.speech.feature_set import FeatureSet, write_features
 from roundelay.speech.features import SpeakerFeatures
 from roundelay.speech.flat_start import DIMENSIONS
 from roundelay.speech.fmllr import RowStatistics, SpeakerModel, Transformed, adaptive_training, transformed
-from roundelay.speech.gaussians import FramesByUtterance, Gaussians, Mixtures
+from roundelay.speech.gaussians import LEAST_VARIANCE, FramesByUtterance, Gaussians, Mixtures
 from roundelay.speech.gmm import Gmm
 from roundelay.speech.hmm import Floats, Tying, self_loops
 from roundelay.speech.ivector import IvectorExtractor, Ubm
@@ -108,7 +108,7 @@ class Adaptation:
             model, transforms = adaptive_training(projected, labels, speakers, mixtures, tying.phone_of_state != 0)
             adapted = Transformed(projected, transforms, speakers)
             _, covariance = mean_and_covariance(adapted[name] for name in labels)
-            scale_K = (1 / np.sqrt(np.diag(covariance))).astype(np.float32)
+            scale_K = (1 / np.sqrt(np.maximum(np.diag(covariance), LEAST_VARIANCE))).astype(np.float32)
         extractor = _extractor(projected, labels, speakers, ivector) if IVECTOR in kinds else None
         return cls(kinds, gmm, model, extractor, scale_K)
 

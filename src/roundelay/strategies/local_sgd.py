@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, Literal
 
-import torch
-
 from roundelay.clock import Steps, done
 from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError
 from roundelay.strategies.base import Strategy, fingerprint, mixing_over, spread
 from roundelay.strategies.outer_messages import COMPRESSIONS, OuterMessages
 from roundelay.strategies.outer_rounds import OuterRounds
+from roundelay.strategies.outer_weights import OuterWeights
 from roundelay.topology import Family, Mixing, family
 from roundelay.transport.base import Transport
-from roundelay.weights import Flat, Replica
+from roundelay.weights import Replica
+from roundelay.weights.flat import NON_FINITE
 
 
 class LocalSGD(Strategy):
@@ -86,14 +86,10 @@ class LocalSGD(Strategy):
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Begin with phi = p, and serve the rounds of peers."""
         super().attach(replica, transport, membership)
-        self._outer = Flat(replica.tensors())
-        replica.copy_to(self._outer)
-        self._momentum, self._stepped = Flat(self._outer.views), Flat(self._outer.views)  # m, y
-        # While a round is under way: p when it began. Afterwards: what it adds to p.
-        self._base_or_shift = Flat(self._outer.views)
-        self._messages = OuterMessages(self.compress, self._outer, in_step=membership.generation == 0)
-        self._lock = threading.RLock()  # guards all of the above, and the module's weights while they change
-        self._under_way = self._shifted = False
+        self._outer = OuterWeights(replica, self.outer_lr, self.outer_momentum)
+        self._messages = OuterMessages(self.compress, self._outer.phi, in_step=membership.generation == 0)
+        self._lock = threading.RLock()  # guards both of the above, and the module's weights while they change
+        self._under_way = False
         self._late = False  # bring the result in at the next own round, not as soon as it is here
         self._steps = self._steps_before = 0  # since the round began: own steps, and those of the round before
         self._mixed: Future[None] = done()
@@ -101,7 +97,7 @@ class LocalSGD(Strategy):
         self._left_out = 0
         self._exchanges: Counter[int] = Counter()
         self._use(membership)
-        transport.layout = self._outer.layout.code
+        transport.layout = self._outer.phi.layout.code
         self._rounds = OuterRounds(transport, self._asked)
 
     def _use(self, membership: Membership) -> None:
@@ -154,28 +150,15 @@ class LocalSGD(Strategy):
             if self._under_way:
                 return
             self._under_way, self._late = True, late
-            self._outer_step()
+            self._outer.step()
+            self._steps_before, self._steps = self._steps, 0
             round = self._rounds.next_round
             row = self._mixing.row(self._position, round)
             self._row = {self.membership.living[position]: weight for position, weight in sorted(row.items())}
-            message = self._messages.encode(self._stepped, self._outer)
+            message = self._messages.encode(self._outer.y, self._outer.phi)
             mixed = self._mixed = Future()
         ended = self._rounds.begin(round, self._row.keys() - {self.transport.rank}, message)
         ended.add_done_callback(lambda _: self._ended(mixed))
-
-    def _outer_step(self) -> None:
-        """Delta = p - phi,  m <- mu m + Delta,  y <- phi + eta (mu m + Delta)."""
-        y, base = self._stepped, self._base_or_shift
-        self._synchronize()
-        self.replica.copy_to(y)
-        if self._shifted:  # the module does not have the result of the last round yet
-            _add(y, base)
-        self.replica.copy_to(base)
-        self._shifted, self._steps_before, self._steps = False, self._steps, 0
-        for delta, m, phi in zip(y.parts, self._momentum.parts, self._outer.parts, strict=True):
-            delta.sub_(phi)
-            m.mul_(self.outer_momentum).add_(delta)
-            delta.add_(m, alpha=self.outer_momentum).mul_(self.outer_lr).add_(phi)
 
     def _ended(self, mixed: Future[None]) -> None:
         """All messages are here: mix. In a thread of the transport, or on the virtual clock."""
@@ -191,29 +174,19 @@ class LocalSGD(Strategy):
             self._asked()
 
     def _mix(self) -> None:
-        """phi <- sum_j W_ij y_j; then shift = phi - base brings the module there."""
-        received = self._rounds.received
-        mixed = self._messages.mix(self._row, self.transport.rank, received, self._stepped, self._outer)
+        """Phi <- sum_j W_ij y_j."""
+        outer, received = self._outer, self._rounds.received
+        mixed = self._messages.mix(self._row, self.transport.rank, received, outer.y, outer.phi)
+        outer.mixed()
         for peer in self._messages.refused:
-            self.transport.refused.count("non-finite weights", f"a message of learner {peer}")
+            self.transport.refused.count(NON_FINITE, f"a message of learner {peer}")
         self._left_out += len(self._row) - 1 - len(mixed)
         self._exchanges.update(mixed)
-        for base, phi in zip(self._base_or_shift.parts, self._outer.parts, strict=True):
-            base.neg_().add_(phi)
-        self._shifted = True
 
     def _shift(self) -> None:
-        """p <- p + (phi - base). If no step was taken since the round began, this is phi itself."""
+        """Bring the result of a round that has ended into the module."""
         with self._lock:
-            if self._under_way or not self._shifted:
-                return
-            self._shifted = False
-            if not self._steps:
-                self.replica.copy_from(self._outer)
-                return
-            weights = self.replica.tensors()
-            shifts = zip(self._base_or_shift.views, weights, strict=True)
-            torch._foreach_add_(weights, [view.to(weight.device, weight.dtype) for view, weight in shifts])
+            self._outer.shift(moved=self._steps > 0)
 
     def _settle(self) -> Steps:
         """Wait for the round under way, and bring its result in."""
@@ -221,12 +194,6 @@ class LocalSGD(Strategy):
             yield self._mixed
         self._raise_failure()
         self._shift()
-
-    def _synchronize(self) -> None:
-        """On an accelerator, wait for the last step: a thread of the transport has another stream than the training."""
-        device = self.replica.weights[0].device
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -282,31 +249,12 @@ class LocalSGD(Strategy):
     def state_dict(self) -> dict[str, Any]:
         """Once drained: the round, the local steps, phi, m, and what compression has left out."""
         with self._lock:
-            outer = [part.clone() for part in self._outer.parts]
-            base = self._base_or_shift.parts
-            if self._under_way:  # a peer has asked for a round since: its result will be missing
-                outer = [part.clone() for part in base]
-            elif self._shifted:
-                torch._foreach_sub_(outer, base)
-            return {
-                "round": self._rounds.round,
-                "steps": self._steps,
-                "outer": outer,
-                "momentum": [part.clone() for part in self._momentum.parts],
-                "messages": self._messages.state_dict(),
-            }
+            counts = {"round": self._rounds.round, "steps": self._steps}
+            return counts | self._outer.state_dict() | {"messages": self._messages.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from there, with the weights that the module has now. All learners do so before their next step."""
         with self._lock:
             self._rounds.round, self._steps = int(state["round"]), int(state["steps"])
-            self._shifted = False
-            for flat, parts in ((self._outer, state["outer"]), (self._momentum, state["momentum"])):
-                for part, saved in zip(flat.parts, parts, strict=True):
-                    part.copy_(saved)
+            self._outer.load_state_dict(state)
             self._messages.load_state_dict(state["messages"])
-
-
-def _add(flat: Flat, other: Flat) -> None:
-    for part, added in zip(flat.parts, other.parts, strict=True):
-        part.add_(added)

@@ -8,12 +8,10 @@ passed the round already, or has another membership, is left out.
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -21,17 +19,9 @@ from torch import Tensor
 from roundelay.clock import done
 from roundelay.errors import PeerLostError, RefusedError
 from roundelay.strategies.message_exchange import AnsweringEnd, exchange_messages
+from roundelay.strategies.round_header import HEADER_BYTES, Kind, read_header, write_header
 from roundelay.transport.base import Exchange, Transport
 from roundelay.transport.messages import answering, ask
-
-_HEADER = struct.Struct("<qqq")  # kind, the round that it is about, the sender's own round
-
-
-class _Kind(IntEnum):
-    BEGUN = 1  # the sender has begun the round
-    NOT_YET = 2  # the sender has not begun the round
-    ABSENT = 3  # the sender takes no part in the round with the receiver
-    MESSAGE = 4  # the sender's message of the round follows
 
 
 class OuterRounds:
@@ -81,10 +71,10 @@ class OuterRounds:
             lost = self._transport.lost
             self._open = {peer for peer in peers if peer not in lost and peer not in self._silent}
             ended = self._ended = Future()
-            told = [(peer, _Kind.BEGUN, round) for peer in self._open if not self._calls(peer)]
+            told = [(peer, Kind.BEGUN, round) for peer in self._open if not self._calls(peer)]
             # Peers that wait for this learner in a round that it passes, or that see another membership.
             told += [
-                (peer, _Kind.ABSENT, theirs)
+                (peer, Kind.ABSENT, theirs)
                 for peer, theirs in self._begun.items()
                 if last < theirs <= round and not (theirs == round and peer in self._open)
             ]
@@ -103,13 +93,13 @@ class OuterRounds:
             waiting = [(peer, round) for peer, round in self._begun.items() if round > self.round]
             self._begun.clear()
         for peer, round in waiting:
-            self._tell(peer, _Kind.ABSENT, round)
+            self._tell(peer, Kind.ABSENT, round)
         self._transport.serve(None)
         with self._lock:  # from now on only replies to our own messages can come
             round, unheard = self.round, self._open - self._exchanging
         for peer in unheard:
             self._leave_out(peer, round)
-            self._tell(peer, _Kind.ABSENT, round)
+            self._tell(peer, Kind.ABSENT, round)
 
     def lose(self, peer: int) -> None:
         """`peer` is gone: go on without it. If it has left in order, its last message may still come."""
@@ -127,7 +117,7 @@ class OuterRounds:
             round, expected = self.round, silent and peer in self._open
         if expected:
             self._leave_out(peer, round)
-            self._tell(peer, _Kind.ABSENT, round)  # it hears of this when it wakes up
+            self._tell(peer, Kind.ABSENT, round)  # it hears of this when it wakes up
 
     # What we say ---------------------------------------------------------------------------------------------------
 
@@ -135,9 +125,9 @@ class OuterRounds:
         """Whether we are the one to call this neighbour, now that both have begun the round. Needs the lock."""
         return peer in self._open and self._transport.rank < peer and self._begun.get(peer) == self.round
 
-    def _tell(self, peer: int, kind: _Kind, round: int) -> None:
-        buffer = torch.empty(_HEADER.size, dtype=torch.uint8)
-        _write_header(buffer, kind, round, self.round)
+    def _tell(self, peer: int, kind: Kind, round: int) -> None:
+        buffer = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+        write_header(buffer, kind, round, self.round)
         ask(self._transport, peer, buffer).add_done_callback(lambda reply: self._heard(peer, round, reply))
 
     def _heard(self, peer: int, round: int, reply: Future[Tensor]) -> None:
@@ -146,21 +136,21 @@ class OuterRounds:
         if header is None:
             return
         kind, _, theirs = header
-        if kind == _Kind.ABSENT:
+        if kind == Kind.ABSENT:
             self._passed(peer, round, theirs)
-        elif kind == _Kind.BEGUN:
+        elif kind == Kind.BEGUN:
             self._peer_begun(peer, round)
 
     def _call(self, peer: int) -> None:
         with self._lock:
             round, message = self.round, self._message
-            length = _HEADER.size + len(message)
+            length = HEADER_BYTES + len(message)
             self._exchanging.add(peer)
             free = self._buffers.setdefault(length, [])
             buffer = free.pop() if free else self._transport.allocate(length)
-        _write_header(buffer, _Kind.MESSAGE, round, round)
-        buffer[_HEADER.size :] = message
-        reply = exchange_messages(self._transport, peer, buffer, _HEADER.size)
+        write_header(buffer, Kind.MESSAGE, round, round)
+        buffer[HEADER_BYTES:] = message
+        reply = exchange_messages(self._transport, peer, buffer, HEADER_BYTES)
         reply.add_done_callback(lambda reply: self._replied(peer, round, buffer, reply))
 
     def _replied(self, peer: int, round: int, buffer: Tensor, reply: Future[Tensor]) -> None:
@@ -172,10 +162,10 @@ class OuterRounds:
             self._transport.free(buffer)  # a peer that is only frozen may still write to it
             return
         kind, _, theirs = header
-        message = buffer[_HEADER.size :].clone()
+        message = buffer[HEADER_BYTES:].clone()
         with self._lock:
             self._buffers[len(buffer)].append(buffer)
-        if kind == _Kind.MESSAGE:
+        if kind == Kind.MESSAGE:
             self._receive(peer, round, message)
         else:
             self._passed(peer, round, theirs)
@@ -184,47 +174,47 @@ class OuterRounds:
         """The header of a reply; None if the peer is left out because the call has failed."""
         error = reply.exception()
         if not isinstance(error, PeerLostError | RefusedError):
-            return _read_header(reply.result())
+            return read_header(reply.result())
         with self._lock:
             expected = round == self.round and peer in self._open
         self._leave_out(peer, round)
         if expected and isinstance(error, RefusedError):  # the peer lives, and would wait for us
-            self._tell(peer, _Kind.ABSENT, round)
+            self._tell(peer, Kind.ABSENT, round)
         return None
 
     # What peers say ------------------------------------------------------------------------------------------------
 
     def _serve(self, peer: int, request: Tensor, reply: Tensor) -> AbstractContextManager[Exchange]:
-        if len(request) == _HEADER.size:
+        if len(request) == HEADER_BYTES:
             return self._begin_answer(peer, request, reply)
         return AnsweringEnd(
-            request, reply, _HEADER.size, lambda: self._offered(peer, request, reply), self._taken(peer)
+            request, reply, HEADER_BYTES, lambda: self._offered(peer, request, reply), self._taken(peer)
         )
 
     def _answer(self, peer: int, request: Tensor, reply: Tensor) -> None:
-        kind, round, theirs = _read_header(request)
-        if kind == _Kind.BEGUN:
+        kind, round, theirs = read_header(request)
+        if kind == Kind.BEGUN:
             self._peer_begun(peer, round)
             if round > self.round and not self._leaving:
                 self._asked()
-        elif kind == _Kind.ABSENT:
+        elif kind == Kind.ABSENT:
             self._passed(peer, round, theirs)
         with self._lock:
             if round > self.round and not self._leaving:
-                kind = _Kind.NOT_YET
+                kind = Kind.NOT_YET
             else:
-                kind = _Kind.BEGUN if round == self.round and peer in self._open else _Kind.ABSENT
-            _write_header(reply, kind, round, self.round)
+                kind = Kind.BEGUN if round == self.round and peer in self._open else Kind.ABSENT
+            write_header(reply, kind, round, self.round)
 
     def _offered(self, peer: int, request: Tensor, reply: Tensor) -> Tensor | None:
         """The header of a peer's message has come: our own message, or None if we do not exchange.
 
         A message of another length than ours is of another form.
         """
-        _, round, _ = _read_header(request)
+        _, round, _ = read_header(request)
         with self._lock:
-            willing = round == self.round and peer in self._open and len(request) == _HEADER.size + len(self._message)
-            _write_header(reply, _Kind.MESSAGE if willing else _Kind.ABSENT, round, self.round)
+            willing = round == self.round and peer in self._open and len(request) == HEADER_BYTES + len(self._message)
+            write_header(reply, Kind.MESSAGE if willing else Kind.ABSENT, round, self.round)
             message = self._message if willing else None
             if willing:
                 self._exchanging.add(peer)
@@ -276,12 +266,3 @@ class OuterRounds:
             complete = not self._open and not ended.done()
         if complete:
             ended.set_result(None)
-
-
-def _write_header(buffer: Tensor, kind: int, round: int, own_round: int) -> None:
-    buffer[: _HEADER.size] = torch.frombuffer(bytearray(_HEADER.pack(kind, round, own_round)), dtype=torch.uint8)
-
-
-def _read_header(buffer: Tensor) -> tuple[int, int, int]:
-    kind, round, own_round = _HEADER.unpack(bytes(buffer[: _HEADER.size].tolist()))
-    return kind, round, own_round

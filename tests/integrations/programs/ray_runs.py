@@ -43,8 +43,7 @@ def train(config):
         own = learner.strategy.weights().parts[0].tolist()
         with learner.consensus() as mean_model:
             mean = flat(mean_model)
-        members = list(learner.members)
-    result = {"own": own, "mean": mean, "members": members, "first": first}
+    result = {"own": own, "mean": mean, "first": first}
     return result | {"pid": os.getpid(), "node": node, "joined": learner.joined, "steps": learner.steps}
 
 
@@ -98,6 +97,7 @@ class Faults:
     def __call__(self, learner, figures):
         self.newest[learner] = figures
         self.first.setdefault(learner, figures)
+        (FOLDER / "newest.json").write_text(json.dumps({"removed": self.removed_node} | self.newest))
         if len(self.newest) < 4:
             return
         if self.killed is None:
@@ -160,7 +160,7 @@ def inside_torch_trainer():
                 optimizer.zero_grad()
             with learner.consensus() as mean_model:
                 mean = flat(mean_model)
-            told = {"rank": learner.transport.rank, "members": list(learner.members), "mean": mean, "refused": refused}
+            told = {"rank": learner.transport.rank, "size": learner.transport.size, "mean": mean, "refused": refused}
         (Path(FOLDER) / f"{told['rank']}.json").write_text(json.dumps(told))
         ray.train.report({"steps": learner.steps})
 

@@ -8,15 +8,16 @@ others receive the next generation of the membership, and the unfinished numbers
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
+from roundelay.cluster.rendezvous.barrier import Barrier
 from roundelay.cluster.rendezvous.budget import SharedBudget
 from roundelay.cluster.rendezvous.changes import MembershipChanges
 from roundelay.cluster.rendezvous.formation import Formation, sentence
 from roundelay.cluster.rendezvous.members import NEVER_FORMED, STARTED_AGAIN, Connection, Member, Members, RunSpec
 from roundelay.cluster.rendezvous.messages import Message
 from roundelay.cluster.rendezvous.requests import KINDS, PendingRequests, Request
-from roundelay.cluster.rendezvous.stop_agreement import StopAgreement
+from roundelay.cluster.rendezvous.run_stop import RunStop
 from roundelay.transport.heartbeats import NO_HEARTBEAT, Heartbeats
 
 log = logging.getLogger("roundelay")
@@ -45,12 +46,11 @@ class RunState:
         self._members, self._requests = Members(first_generation), PendingRequests()
         self._formation = Formation(now)
         self._changes = MembershipChanges(self._members, now, on_event)
-        self._budget, self._stop, self._heartbeats = SharedBudget(), StopAgreement(), Heartbeats(now)
+        self._barrier = Barrier(self._members, self._requests, self._drop)
+        self._budget, self._stop, self._heartbeats = SharedBudget(), RunStop(self._members), Heartbeats(now)
         self._formed_at = 0.0
         self._recovering = False  # after a restart: some learners have not yet sent the numbers they used
-        self._stop_boundary: int | None = None
-        self._stopped: set[int] = set()  # learners that have stopped because they were asked to
-        self._stopping, self._failed = "", False
+        self._failed = False  # whether it was reported that the run cannot begin
 
     @property
     def identity(self) -> str:
@@ -98,7 +98,6 @@ class RunState:
             request = Request.parsed(connection, learner, message)
             if kind == "last_step":
                 self._stop.begun(learner, request.fields["begun"])
-                self._ask_to_stop(self._stop.not_asked(learner, self._members.living), f"learner {learner} stops")
             if message.get("timeout_s") is not None:
                 request.give_up_at = self._now() + float(message["timeout_s"])
             self._requests.add(request)
@@ -132,8 +131,7 @@ class RunState:
 
     def stop(self, reason: str) -> None:
         """All learners save and stop; learners that have joined, too. No other learner may join any more."""
-        self._stopping = self._stopping or reason
-        self._ask_to_stop([*self._members.living, *self._members.joining], reason)
+        self._stop.everything(reason)
 
     def tick(self) -> None:
         """To be called about once a heartbeat: drop learners that are silent or away for too long."""
@@ -149,22 +147,13 @@ class RunState:
         if not self._members.formed and (missing := self._formation.missing(self._members.living)):
             self._changes.report("waiting", None, missing)
         self._reply_where_possible()
-        self._give_up_barriers()
-
-    def _give_up_barriers(self) -> None:
-        """Tell learners that have waited long enough at a barrier which learners have not come."""
-        waiting = self._requests.at_barrier()
-        missing = sorted(self._members.living.keys() - waiting.keys())
-        for request in waiting.values():
-            if self._now() >= request.give_up_at:
-                self._requests.remove(request)
-                request.reply(missing=missing)
+        self._barrier.give_up(self._now())
 
     # Membership ----------------------------------------------------------------------------------------------------------
 
     def refusal(self) -> str:
         """Why no learner can register any more; empty if learners can."""
-        return f"this run is being stopped ({self._stopping})" if self._stopping else self._formation.failure
+        return f"this run is being stopped ({self._stop.reason})" if self._stop.reason else self._formation.failure
 
     def _register(self, connection: Connection, message: Message) -> None:
         request = Request.parsed(connection, -1, message)
@@ -193,7 +182,7 @@ class RunState:
     def _adopt_run(self, run: RunSpec) -> None:
         self._formation.adopt(run)
         assert self._formation.run is not None
-        self._stop.stop_groups = self._formation.run.stop_groups
+        self._stop.agreement.stop_groups = self._formation.run.stop_groups
         self._changes.min_learners = self._formation.run.min_learners
 
     def _form(self) -> None:
@@ -249,11 +238,12 @@ class RunState:
     # Replies -------------------------------------------------------------------------------------------------------------
 
     def _reply_where_possible(self) -> None:
-        self._open_barrier()
+        if self._barrier.open():
+            self._stop.agreement.clear()
         self._requests.answer(self._answer)
 
     def _answer(self, request: Request) -> Message | None:
-        """The content of the reply; None if the request must wait. Barriers are opened by `_open_barrier`."""
+        """The content of the reply; None if the request must wait. `Barrier` replies to barriers."""
         learner, fields = request.learner, request.fields
         match request.kind:
             case "register":
@@ -266,27 +256,12 @@ class RunState:
                 wait = number is None and may_come_back and fields["patient"]
                 return None if wait else {"number": number}
             case "last_step":
-                number = self._stop.last_step(learner, self._members.living)
+                number = self._stop.last_step(learner)
                 return None if number is None else {"number": number}
             case "stop_boundary":
-                return {"number": self._boundary_of_stop(learner)}
+                assert self._formation.run is not None
+                return {"number": self._stop.boundary(learner, self._budget.given, self._formation.run.expected)}
         return None
-
-    def _boundary_of_stop(self, learner: int) -> int:
-        """Where `learner` saves. Once all learners that began the run stop, those that joined it stop, too."""
-        if self._stop_boundary is None:
-            self._stop_boundary = self._budget.given
-        self._stopped.add(learner)
-        run, going_on = self._formation.run, self._members.living.keys() - self._stopped
-        if run is not None and all(other >= run.expected for other in going_on):
-            self._ask_to_stop(going_on, "all learners that began the run stop")
-        return self._stop_boundary
-
-    def _ask_to_stop(self, learners: Iterable[int], reason: str) -> None:
-        for learner in learners:
-            member = self._members.living.get(learner) or self._members.joining.get(learner)
-            if member is not None and member.connection is not None:
-                member.connection.send({"kind": "stop", "reason": reason})
 
     def _registered(self, learner: int) -> Message | None:
         if not self._members.formed:
@@ -297,35 +272,3 @@ class RunState:
         elapsed_s = self._now() - self._formed_at
         more = {"id": learner, "info": self._info, "elapsed_s": elapsed_s, "given": self._budget.given}
         return view | more | {"joining": joining is not None}
-
-    def _open_barrier(self) -> None:
-        """Once all living learners wait at the barrier, form the next generation of them.
-
-        Learners that another one cannot reach are dropped first.
-        """
-        waiting, living = self._requests.at_barrier(), self._members.living
-        if not waiting or not waiting.keys() >= living.keys():
-            return
-        unreachable = _unreachable(waiting, living)
-        if unreachable:  # two learners may name each other: drop only the one with the largest id, then look again
-            self._drop(max(unreachable), "dropped", "other learners cannot reach it")
-            self._open_barrier()
-            return
-        self._members.generation += 1
-        self._stop.clear()
-        for learner, request in waiting.items():
-            living[learner].address = request.fields["address"]
-        values = {str(learner): request.fields["value"] for learner, request in waiting.items()}
-        for request in waiting.values():
-            self._requests.remove(request)
-            request.reply(values=values, **self._members.view())
-
-
-def _unreachable(waiting: Mapping[int, Request], living: Mapping[int, Member]) -> list[int]:
-    """Living learners that another learner reports as lost. A learner that has joined again since does not count."""
-    return [
-        peer
-        for request in waiting.values()
-        for peer in request.fields["lost"]
-        if peer in living and living[peer].joined_in <= request.fields["generation"]
-    ]

@@ -346,6 +346,24 @@ def test_an_error_while_a_correction_is_freed_is_raised_too_and_ends_the_exchang
         finish(strategy.drain())
 
 
+def test_an_exchange_that_is_served_wakes_a_step_that_waits_for_one():
+    _, network, learners = world([ADPSGD(ring(2), max_lead=1) for _ in range(2)])
+    strategy = learners[0].strategy
+    strategy.attach(Replica(learners[0].module), network.transports[0], Membership.of(2))
+    finish(strategy.before_step())
+    finish(strategy.after_step())
+    step = strategy.before_step()
+    waiting = next(step)  # the own exchange cannot end: the clock does not run
+    assert not waiting.done()
+    request = strategy.weights().storage.clone()
+    with strategy._answer(1, request, request) as exchange:
+        exchange.apply(0)
+    assert waiting.done()
+    with pytest.raises(StopIteration):
+        next(step)
+    strategy.abandon()
+
+
 def test_a_peer_that_has_come_back_is_not_lost_with_its_old_connection():
     _, network, learners = world([ADPSGD(ring(2)) for _ in range(2)])
     strategy, transport = learners[0].strategy, network.transports[0]

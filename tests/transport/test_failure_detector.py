@@ -182,3 +182,22 @@ def test_a_goodbye_counts_although_the_connection_broke_after_it(reporters):
     theirs.close()  # with unread bytes, so TCP sends a reset
     reporter.detector.add(7, ours)
     assert reporter.next() == (Event.LEFT, 7, LEFT)
+
+
+def test_a_connection_that_replaces_another_one_closes_it_and_no_peer_is_lost(connection):
+    reporter, before = connection
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(PATIENCE_S)
+    reporter.detector.add(7, ours)
+    while before.recv(100):  # beats that were sent earlier
+        pass
+    with theirs:
+        assert theirs.recv(1) == b"."
+        assert reporter.reports.empty()
+
+
+def test_a_peer_that_is_given_up_is_told_why(reporters):
+    a, b = connected(reporters)
+    a.detector.give_up(1, "no more weights")
+    event, _, reason = b.next()
+    assert (event, reason) == (Event.LOST, "it gave up (no more weights)")

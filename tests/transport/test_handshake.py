@@ -1,4 +1,6 @@
 import contextlib
+import ctypes
+import multiprocessing
 import os
 import socket
 import threading
@@ -14,6 +16,8 @@ from roundelay.transport.security import Security
 
 SECURITY = Security(b"s" * 32)
 HOST = b"h" * 16
+
+CLONE_NEWNET = 0x40000000
 
 
 @contextlib.contextmanager
@@ -235,3 +239,24 @@ def test_a_handshake_with_a_caller_that_sends_single_bytes_times_out(monkeypatch
 def test_the_id_of_this_machine_is_always_the_same():
     assert handshake.this_host() == handshake.this_host()
     assert len(handshake.this_host()) == 16
+
+
+def in_another_network(pipe):
+    """Send the id of this machine as a process sees it that has a network of its own."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
+        pipe.send(os.strerror(ctypes.get_errno()))
+    else:
+        pipe.send(handshake.this_host())
+
+
+def test_a_process_with_a_network_of_its_own_is_on_another_machine():
+    """It cannot be reached over the loopback."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=in_another_network, args=(theirs,))
+    process.start()
+    other = ours.recv()
+    process.join()
+    if isinstance(other, str):
+        pytest.skip(f"no network namespace can be made here: {other}")
+    assert len(other) == 16
+    assert other != handshake.this_host()

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from exchanges import answering, calling
@@ -329,3 +331,35 @@ def test_a_mended_link_does_not_bring_a_learner_back_that_has_left():
     network.mend(0, 1, at=20.0)
     clock.run()
     assert 1 in network.transports[0].lost
+
+
+def test_a_failure_ends_the_wait_for_slower_learners():
+    transport = SimulatedNetwork(VirtualClock(), 2).transports[0]
+    finished = transport.finish(number(1), (0, 1))
+    transport.fail(ZeroDivisionError("in a listener"))
+    with pytest.raises(ZeroDivisionError):
+        finished.result(timeout=0)
+
+
+def test_an_exchange_takes_the_time_of_one_model_and_a_whole_message_that_of_two():
+    for streams, seconds in ((True, 2 * 0.5 + 10.0), (False, 2 * 0.5 + 20.0)):
+        clock, network = make(2, latency_s=0.5, bandwidth_Bps=10.0)
+        network.transports[1].serve(answering(lambda peer, request, reply: None))
+        call, ended = calling(torch.zeros(100, dtype=torch.uint8)), []
+        future = network.transports[0].call(1, dataclasses.replace(call, streams=streams))
+        future.add_done_callback(lambda _, clock=clock, ended=ended: ended.append(clock.now()))
+        clock.run()
+        assert ended == [pytest.approx(seconds)]
+
+
+@pytest.mark.parametrize("cut_at", [0.2, 0.6])
+def test_an_exchange_that_a_cut_breaks_off_is_taken_back_by_the_answering_end(cut_at):
+    clock, network = make(2, latency_s=0.5)
+    applied, undone = [], []
+    begin = answering(lambda peer, *_: applied.append(peer), lambda peer, *_: undone.append(peer))
+    network.transports[1].serve(begin)
+    network.cut(0, 1, at=cut_at)
+    future = network.transports[0].call(1, calling(number(1)))
+    clock.run()
+    assert isinstance(future.exception(timeout=0), PeerLostError)
+    assert undone == applied == ([] if cut_at < 0.5 else [0])

@@ -321,6 +321,17 @@ def test_a_connection_that_opens_while_its_peer_comes_back_is_closed():
         a.call(1, calling(a.allocate(8))).result(PATIENCE_S)
 
 
+def test_a_slower_learner_does_not_wait_for_final_weights_that_cannot_be_sent():
+    with loopback(2) as (a, b), socket.create_server(("127.0.0.1", 0)) as closed:
+        a._connections._addresses[1] = closed.getsockname()[:2]
+        closed.close()
+        a.finish(a.allocate(8), (0, 1))
+        error = b.swap(Swap(0, b.allocate(8), {0: b.allocate(8)})).exception(PATIENCE_S)
+        assert isinstance(error, PeerLostError)
+        assert error.peer == 0
+        assert "it gave up (its final weights could not be sent" in error.reason
+
+
 def test_a_learner_that_has_finished_does_not_wait_for_a_peer_that_it_loses():
     with loopback(2) as (a, _):
         finished = a.finish(a.allocate(8), (0, 1))

@@ -154,7 +154,7 @@ class ADPSGD(Strategy):
 
     def peer_lost(self, peer: int, reason: str) -> None:
         """Go on without `peer`."""
-        self._partners.lose(peer)
+        self._partners.lose(peer, reason)
 
     def peer_silent(self, peer: int, *, silent: bool) -> None:
         """Call others than a silent peer; a step that waits for it sets that exchange aside."""

@@ -129,7 +129,7 @@ class OwnExchanges:
         except PeerLostError as error:
             self._count_failed()
             if error.reason == NO_CALLS or peer in self._transport.lost:  # not if it has come back at another address
-                self._partners.lose(peer)
+                self._partners.lose(peer, error.reason)
             self._transport.free(correction.storage)  # a peer that is only frozen may still write to it
             return
         self._corrections.append(correction)

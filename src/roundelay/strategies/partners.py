@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from roundelay.cluster.membership import Membership
 from roundelay.topology import Mixing
+from roundelay.transport.base import LEFT, NO_CALLS
 
 log = logging.getLogger("roundelay")
 
@@ -31,6 +32,7 @@ class Partners:
         self._rank = rank
         self.round = 0
         self.lost: set[int] = set()
+        self._finished: set[int] = set()  # those of the lost peers that have finished in order
         self._silent: set[int] = set()
         self._lock = threading.Lock()
         self._waiting: Future[None] | None = None
@@ -42,6 +44,7 @@ class Partners:
             self._mixing, self._membership = mixing, membership
             self._position = membership.position(self._rank)
             self.lost.difference_update(membership.living)
+            self._finished.difference_update(membership.living)
             self._said_alone = False
 
     def next(self, busy: int | None = None) -> int | None:
@@ -55,15 +58,18 @@ class Partners:
                 self.round += 1
                 if partner is not None and living[partner] in reachable:
                     return living[partner]
-            if len(living) > 1 and busy is None and not self._silent and not self._said_alone:
+            failed = len(living) > 1 and busy is None and not self._silent and not self._finished
+            if failed and not self._said_alone:
                 self._said_alone = True
                 log.warning("learner %d has no neighbour left to exchange with and goes on alone", self._rank)
             return None
 
-    def lose(self, peer: int) -> None:
-        """`peer` is gone."""
+    def lose(self, peer: int, reason: str) -> None:
+        """`peer` is gone. At the end of a run, when peers have finished in order, no warning is given."""
         with self._lock:
             self.lost.add(peer)
+            if reason in (LEFT, NO_CALLS):
+                self._finished.add(peer)
             self._silent.discard(peer)
 
     def set_silent(self, peer: int, *, silent: bool) -> None:

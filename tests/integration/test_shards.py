@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sharded import HALF, NODES, OPTIMIZERS, SHARDS, STEPS, batch, loss, model
+from sharded import HALF, LOCAL_STEPS, NODES, OPTIMIZERS, SHARDS, STEPS, batch, loss, model
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -30,7 +30,7 @@ from roundelay.weights.average import mean_module
 PROGRAM = Path(__file__).parent / "programs" / "shards.py"
 RUNS = pytest.mark.parametrize(
     ("strategy", "optimizer"),
-    [(s, o) for s in ("dpsgd", "delay-by-one", "delay-by-one-gradients") for o in OPTIMIZERS],
+    [(s, o) for s in ("dpsgd", "delay-by-one", "delay-by-one-gradients", "local-sgd") for o in OPTIMIZERS],
 )
 
 pytestmark = pytest.mark.timeout(400)
@@ -43,7 +43,8 @@ def unsharded(strategy, optimizer, *, steps, checkpoints=None):
     modules, states = [], []
     for node in range(NODES):
         module = model()
-        own_optimizer, own_strategy = OPTIMIZERS[optimizer](module.parameters()), strategy_named(strategy)
+        own_optimizer = OPTIMIZERS[optimizer](module.parameters())
+        own_strategy = strategy_named(strategy, every=LOCAL_STEPS)
         first = 0
         if checkpoints:
             first = checkpoints[node]["learner"]["steps"]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 NODES, SHARDS = 2, 2
 STEPS, HALF = 8, 4
+LOCAL_STEPS = 3  # so that replicas differ after the last step
 OPTIMIZERS = {
     "momentum": lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9),
     "adamw": lambda weights: torch.optim.AdamW(weights, lr=0.01),

@@ -24,13 +24,14 @@ from roundelay.weights.shards import local
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from adversarial_stream import AdversarialStream
-from sharded import HALF, NODES, OPTIMIZERS, SHARDS, STEPS, batch, loss, model
+from sharded import HALF, LOCAL_STEPS, NODES, OPTIMIZERS, SHARDS, STEPS, batch, loss, model
 
 WHOLE = StateDictOptions(full_state_dict=True)
 STRATEGIES = {
     "dpsgd": roundelay.DPSGD,
     "delay-by-one": roundelay.DelayByOne,
     "delay-by-one-gradients": lambda: roundelay.DelayByOne("gradients"),
+    "local-sgd": lambda: roundelay.LocalSGD(every=LOCAL_STEPS),
 }
 
 

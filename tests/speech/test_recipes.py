@@ -3,15 +3,16 @@
 import pytest
 import torch
 
+from roundelay.speech.flat_start import DIMENSIONS
 from roundelay.speech.model import AcousticModel
 from roundelay.training.recipes import resolve, table_of
 from roundelay.training.schedule import Schedule
 
 
-@pytest.mark.parametrize("name", ["an4", "fsdd", "switchboard"])
+@pytest.mark.parametrize("name", ["an4", "an4/best", "an4/adapted", "fsdd", "switchboard"])
 def test_recipes_of_real_corpora_resolve_where_data_is_given(name, tmp_path):
     config = resolve(table_of(name), [("settings.data", str(tmp_path))])
-    assert config.settings.corpus == name
+    assert config.settings.corpus == name.partition("/")[0]
     assert (config.strategy, config.topology) == ("adpsgd", "random-ring")
 
 
@@ -19,6 +20,8 @@ def test_the_switchboard_recipe_is_that_of_the_papers(tmp_path):
     config = resolve(table_of("switchboard"), [("settings.data", str(tmp_path))])
     with torch.device("meta"):
         model = AcousticModel(260, config.settings.states, config.settings.model)
+    assert config.settings.features == ("logmel", "fmllr", "ivector")
+    assert 3 * config.settings.logmel.bins + DIMENSIONS + config.settings.ivector.dimension == 260
     assert sum(weight.numel() for weight in model.parameters()) == 43_154_944
     batch = config.learners * config.data.batch
     assert (config.learners, batch, config.settings.window, config.budget.epochs) == (16, 2560, 21, 16)

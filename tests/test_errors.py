@@ -9,7 +9,15 @@ import pickle
 import pytest
 
 from roundelay import errors
-from roundelay.errors import MissingExtraError, PeerLostError, RefusedError, RoundelayError, TopologyError, unknown
+from roundelay.errors import (
+    MissingExtraError,
+    MissingLearnersError,
+    PeerLostError,
+    RefusedError,
+    RoundelayError,
+    TopologyError,
+    unknown,
+)
 
 
 def test_unknown_names_the_nearest():
@@ -29,7 +37,12 @@ def test_a_missing_extra_says_how_to_install_it():
     )
 
 
-TWO_ARGUMENTS = {PeerLostError: (3, "it froze"), RefusedError: (2, "checksum"), MissingExtraError: ("drawing", "plots")}
+TWO_ARGUMENTS = {
+    PeerLostError: (3, "it froze"),
+    RefusedError: (2, "checksum"),
+    MissingExtraError: ("drawing", "plots"),
+    MissingLearnersError: (2.5, [1, 3]),
+}
 
 
 def classes():

@@ -8,6 +8,7 @@ RoundelayError
 ├── DroppedError        the others go on without this learner, which was silent for too long
 ├── RendezvousLostError the rendezvous could not be reached for too long
 ├── MembershipChangedError   the membership has changed, so synchronous learners must meet
+├── MissingLearnersError     learners that were waited for have not come; names them
 ├── LaunchError         an environment that does not say which learner this is
 ├── ConfigError         a key, a value or a combination of settings that a run cannot have
 │   └── DataError       data that are not there, or not what they should be
@@ -86,8 +87,8 @@ class MissingLearnersError(RoundelayError, TimeoutError):
             f"waited {waited_s:g} s for all learners; missing: {missing}. Give a longer timeout_s, or go on without"
         )
 
-    def __reduce__(self) -> tuple[type, tuple[float, list[int]]]:
-        return type(self), (self.waited_s, self.learners)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.waited_s, self.learners), vars(self)
 
 
 class LaunchError(RoundelayError, RuntimeError):

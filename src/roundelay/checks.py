@@ -86,3 +86,17 @@ def refuse_ddp_around(module: nn.Module) -> None:
             continue
         if not weights.isdisjoint(map(id, found.parameters())):
             raise StrategyError(f"the Learner's module is wrapped in {type(found).__name__}, which {_SYNCHRONISED}")
+
+
+def refuse_other_parameters(optimizer: Optimizer, averaged: set[int]) -> None:
+    """Raise StrategyError if the optimizer steps a parameter that learners do not average; `averaged` are the ids of those."""
+    for group in optimizer.param_groups:
+        if averaged.issuperset(map(id, group["params"])):
+            continue
+        for parameter in group["params"]:
+            if parameter.grad is not None and id(parameter) not in averaged:
+                raise StrategyError(
+                    f"the optimizer steps a parameter of shape {tuple(parameter.shape)} that learners do not average: it is "
+                    "no part of the Learner's module, or was frozen when the Learner was made. Make a new Learner with a "
+                    "module that has it; a parameter that is to stay local needs an optimizer of its own"
+                )

@@ -54,7 +54,10 @@ class Follower(Protocol):
     """What follows the membership: a `Learner`."""
 
     strategy: Strategy
-    transport: Transport
+
+    @property
+    def transport(self) -> Transport:
+        """The connection to the peers."""
 
     def reform(self, membership: Membership) -> None:
         """Continue with these members."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -13,24 +12,27 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundelay.agreement import agreement_of, check_agreement, check_shards_agree, take_first_weights
-from roundelay.checks import check_optimizer, check_strategy, refuse_ddp, refuse_ddp_around, unwrapped_optimizer
+from roundelay.checks import (
+    check_optimizer,
+    check_strategy,
+    refuse_ddp,
+    refuse_ddp_around,
+    refuse_other_parameters,
+    unwrapped_optimizer,
+)
 from roundelay.clock import Steps
-from roundelay.cluster.environment import World, init
+from roundelay.cluster.environment import World
 from roundelay.cluster.membership import Membership
 from roundelay.consensus import Mean, mean_of
-from roundelay.elastic import ElasticGroup, Result, Stateful, TrainingState
-from roundelay.errors import DroppedError, MembershipChangedError, StrategyError
+from roundelay.elastic import Stateful, TrainingState
 from roundelay.hooks import GradientHooks, StepHooks
-from roundelay.step_times import StepTimes
+from roundelay.participation import CHANGES, Participation
 from roundelay.strategies.base import Strategy
-from roundelay.transport.base import LEFT, Transport
+from roundelay.transport.base import Transport
 from roundelay.weights import replica_of, whole_state
-from roundelay.weights.shards import ShardGroup, shard_group
+from roundelay.weights.shards import shard_group
 
 log = logging.getLogger("roundelay")
-
-CHANGES = (ConnectionError, MembershipChangedError)  # errors after which the learners of an elastic run meet and go on
 
 
 class Learner:
@@ -69,10 +71,6 @@ class Learner:
         world: by default `init()`, from the environment.
         extras: in an elastic run, more objects with a state that a learner which joins takes over, such as a learning-rate
             scheduler.
-
-    Attributes:
-        steps: taken so far. A learner that joins continues the count of the others.
-        joined: this learner joined a run under way.
     """
 
     def __init__(
@@ -87,78 +85,65 @@ class Learner:
         extras: Sequence[Stateful] = (),
     ) -> None:
         refuse_ddp(module)
-        optimizer = unwrapped_optimizer(optimizer)
-        self.module, self.optimizer, self.strategy = module, optimizer, strategy
+        self.module, self.optimizer, self.strategy = module, unwrapped_optimizer(optimizer), strategy
         self._shards = shard_group(module)
         check_strategy(strategy, self._shards)
-        self._state = TrainingState(module, optimizer, extras)
+        self._state = TrainingState(module, self.optimizer, extras)
+        self._part = Participation(
+            strategy, self._state, world=world, transport=transport, membership=membership, shards=self._shards
+        )
         self._steps_before = 0  # before a restart
         self._observed: dict[str, float] = {}
-        self._times = StepTimes()
-        self._membership_lock = threading.Lock()  # peers are lost in threads of the transport
-        self._attached = self._finished = self._closed = self._warned = False
-        self._void = False  # the step at hand changes nothing: its gradient was dropped
-        self._behind = 0  # steps to take without peers, until this learner has taken as many as they
+        self._finished = self._closed = self._warned = self._looked_for_ddp = False
         self._failure: Exception | None = None  # raised while backward was running
         self._cleanup = contextlib.ExitStack()
-        self._elastic: ElasticGroup | None = None
-        self.joined = self._ready = False
-        self._world = world or (None if transport else init())
-        if self._world is not None and self._world.client is not None:
-            self._elastic = _elastic_group(self._world, self._state, strategy, self._shards)
-            self.joined = self._world.client.joining
-        else:
-            self.transport = transport or _transport(self._world, self._shards)
-            self.membership = membership or Membership.of(self.transport.size)
         try:
-            self._begin(agreed=membership is not None)
+            self._begin()
         except BaseException as error:
             self._abort(error)
             raise
 
-    def _begin(self, *, agreed: bool) -> None:
+    def _begin(self) -> None:
         check_optimizer(self.optimizer, self.module)
         self.replica = replica_of(self.module)
         self._averaged = set(map(id, self.replica.weights))
-        if self._elastic is not None:
-            self._enter()
-        elif not agreed:
-            if self._shards:
-                check_shards_agree(self.strategy, self.transport)
-            check_agreement(self.module, self.strategy, self.transport, self.membership.living)
-            take_first_weights(self.module, self.transport, self.membership.living)
-        self._attach()
+        self._part.begin(self.module, self.replica)
         self._cleanup.callback(StepHooks(self.optimizer, self._before_step, self._after_step).remove)
         reduced = self.replica.weights if self.strategy.reduces_gradients else []
         self._gradient_hooks = GradientHooks(reduced, self._gradient_ready, self._after_backward)
         self._cleanup.callback(self._gradient_hooks.remove)
 
-    def _attach(self) -> None:
-        """Give the strategy the transport and the weights of now."""
-        members = self.membership  # before a peer is lost, because all learners must use the same mixing
-        self.transport.on_lost(self._peer_lost)
-        self.transport.on_silent(self._peer_silent)
-        if self._elastic is not None and self.strategy.synchronous:
-            self.strategy.begin_at(self.steps)
-        self.strategy.attach(self.replica, self.transport, members)
-        self._attached = True
-        for peer, reason in self.transport.lost.items():  # lost before the strategy could be told
-            self.strategy.peer_lost(peer, reason)
-        self.replica.mark()
-        if self._elastic is not None:
-            self._elastic.follow(self)
-
     # For the user ------------------------------------------------------------------------------------------------------
 
     @property
-    def steps(self) -> int:
-        """Steps that the weights have seen."""
-        return self._state.steps
+    def transport(self) -> Transport:
+        """The connection to the peers. In an elastic run it is another one after a meeting."""
+        return self._part.transport
+
+    @property
+    def membership(self) -> Membership:
+        """The living learners, and the generation."""
+        return self._part.membership
 
     @property
     def members(self) -> tuple[int, ...]:
         """The living learners, by id."""
         return self.membership.living
+
+    @property
+    def joined(self) -> bool:
+        """Whether this learner joined a run under way."""
+        return self._part.joined
+
+    @property
+    def steps(self) -> int:
+        """Steps that the weights have seen. A learner that joins continues the count of the others."""
+        return self._state.steps
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which this learner has waited for others."""
+        return self._part.times.waited_s
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -193,7 +178,10 @@ class Learner:
         state = self.strategy.state_dict()
         mean.write(self.module, self.replica)
         self.strategy.load_state_dict(state)
-        self._together(lambda members: self.transport.all_reduce(torch.zeros(1), members).result())
+        # No exchange may begin before all learners have the mean.
+        self._part.together(
+            lambda members: self.transport.all_reduce(torch.zeros(1), members).result(), None, self._pause
+        )
         self.replica.mark()
 
     @contextlib.contextmanager
@@ -227,22 +215,17 @@ class Learner:
         traffic = self.transport.traffic
         return (
             {"steps": self.steps, "members": self.membership.size}
-            | self._times.metrics(self.steps - self._steps_before)
+            | self._part.times.metrics(self.steps - self._steps_before)
             | {"bytes_sent": traffic.bytes_sent, "bytes_received": traffic.bytes_received}
             | {"refused": self.transport.refused.counts.total()}
             | self._observed
             | self.strategy.metrics()
         )
 
-    @property
-    def waited_s(self) -> float:
-        """Seconds in which this learner has waited for others."""
-        return self._times.waited_s
-
     def state_dict(self) -> dict[str, Any]:
         """What a restart needs besides the states of module and optimizer; save those two after this call."""
         self._warn_of_changes()
-        self._run(self.strategy.before_saving)
+        self._part.run(self.strategy.before_saving)
         self.replica.mark()
         return {"steps": self.steps, "strategy": self.strategy.state_dict()}
 
@@ -258,16 +241,14 @@ class Learner:
 
     def reform(self, membership: Membership) -> None:
         """Continue with these members; for strategies with `reforms_alone`. Any thread may call this."""
-        self.strategy.reform(membership)
-        with self._membership_lock:
-            self.membership = membership
+        self._part.reform(membership)
 
     def finish(self) -> None:
         """Take no more steps, and stay until no peer needs this learner. Only `consensus` may follow. Idempotent."""
         if not self._finished:
             self._finished = True
             self._warn_of_changes()
-            self._run(self.strategy.finish)
+            self._part.run(self.strategy.finish)
             self.replica.mark()
 
     def close(self) -> None:
@@ -294,159 +275,58 @@ class Learner:
 
     # Hooks ---------------------------------------------------------------------------------------------------------------
 
-    @property
-    def _steps_alone(self) -> bool:
-        """Whether the step at hand has nothing to do with the peers."""
-        return self._void or self._behind > 0
-
     def _gradient_ready(self, index: int) -> None:
-        if self._failure is not None or self._steps_alone:
+        if self._failure is not None or self._part.steps_alone:
             return
         try:
             self.strategy.gradient_ready(index)
         except CHANGES as error:  # an exception would end this backward, whose gradients are needed
-            if self._elastic is None:
+            if not self._part.elastic:
                 raise
             self._failure = error
 
     def _after_backward(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
-            self._recover(failure)
-        if not self._steps_alone:
-            self._run(self.strategy.after_backward)
+            self._part.recover(failure)
+        if not self._part.steps_alone:
+            self._part.run(self.strategy.after_backward)
 
     def _before_step(self) -> None:
-        if self.steps == self._steps_before:  # the first step
+        if not self._looked_for_ddp:
+            self._looked_for_ddp = True
             refuse_ddp_around(self.module)
-        self._refuse_other_parameters()
-        if not self._steps_alone:
-            self._run(self._mix_in)
+        refuse_other_parameters(self.optimizer, self._averaged)
+        if not self._part.steps_alone:
+            self._part.run(self._mix_in)
 
     def _mix_in(self) -> Steps:
-        if self._elastic is not None:
-            self._elastic.check()
-        self.transport.check()
+        self._part.check()
         self._warn_of_changes()
         yield from self.strategy.before_step()
 
     def _after_step(self) -> None:
-        if self._world is not None:
-            self._world.steps.taken += 1
-        if self._void:
-            self._void = False
-            return
-        self._state.steps += 1
-        if self._behind:
-            self._behind -= 1
-            if not self._behind:
-                self._attach()
-        else:
-            self._run(self.strategy.after_step, again=False)
+        self._part.end_step()
         self.replica.mark()
 
-    def _refuse_other_parameters(self) -> None:
-        """Raise StrategyError if the optimizer steps a parameter that learners do not average."""
-        for group in self.optimizer.param_groups:
-            if self._averaged.issuperset(map(id, group["params"])):
-                continue
-            for parameter in group["params"]:
-                if parameter.grad is not None and id(parameter) not in self._averaged:
-                    raise StrategyError(
-                        f"the optimizer steps a parameter of shape {tuple(parameter.shape)} that learners do not average: it is "
-                        "no part of the Learner's module, or was frozen when the Learner was made. Make a new Learner with a "
-                        "module that has it; a parameter that is to stay local needs an optimizer of its own"
-                    )
+    def _pause(self) -> Steps:
+        """The hook before a collective of all learners."""
+        yield from self.strategy.finish() if self._finished else self.strategy.drain()
+
+    def _mean(self, timeout_s: float | None) -> Mean:
+        self._warn_of_changes()
+        self._part.run(self.strategy.drain)
+        return self._part.together(
+            lambda members: mean_of(self.module, self.replica, self.strategy, self.transport, members),
+            timeout_s,
+            self._pause,
+        )
 
     def _warn_of_changes(self) -> None:
         """Warn, once, if the user has changed weights that the strategy is about to replace."""
         if self.strategy.mixes_weights and self.replica.touched() and not self._warned:
             self._warned = True
-            log.warning(
-                "learner %d: the module's weights were changed, and not by a step of this optimizer. %s replaces them by the "
-                "mixed weights, so the change is lost. Change weights before the Learner is made, or inside `with "
-                "learner.rewrite():`. A change that belongs to every step goes into a hook of optimizer.step that is "
-                "registered before the Learner is made. Weights that are put in for an evaluation, or changed anew in every "
-                "forward, do no harm.",
-                self.transport.rank,
-                type(self.strategy).__name__,
-            )
-
-    # Peers that come and go ------------------------------------------------------------------------------------------------
-
-    def _run(self, begin: Callable[[], Steps], *, again: bool = True) -> None:
-        """Run a hook of the strategy. If the learners of an elastic run had to meet, run it once more, unless not `again`."""
-        while True:
-            try:
-                self._times.drive(begin())
-                return
-            except CHANGES as error:
-                self._recover(error)
-                if not again:
-                    self._void = False  # the step is over
-                if not again or self._steps_alone:
-                    return
-
-    def _mean(self, timeout_s: float | None = None) -> Mean:
-        self._warn_of_changes()
-        self._run(self.strategy.drain)
-        return self._together(
-            lambda members: mean_of(self.module, self.replica, self.strategy, self.transport, members), timeout_s
-        )
-
-    def _together(self, compute: Callable[[tuple[int, ...]], Result], timeout_s: float | None = None) -> Result:
-        """The result of a collective of all living learners."""
-        while self._elastic is not None:
-            try:
-                return self._elastic.together(compute, timeout_s)
-            except CHANGES as error:
-                self._recover(error)
-                if self._behind:
-                    self._attach()
-                self._void, self._behind = False, 0
-                self._run(self.strategy.finish if self._finished else self.strategy.drain)
-        return compute(self.membership.living)
-
-    def _recover(self, error: Exception) -> None:
-        """Connect to the living learners again, if the run is elastic and the strategy cannot go on; else raise `error`."""
-        dropped = isinstance(error, DroppedError)
-        if self._elastic is None or (self.strategy.reforms_alone and not dropped):
-            raise error
-        log.warning("learner %d meets the others: %s", self.transport.rank, error)
-        self._ready = not dropped
-        if self._attached:
-            self.strategy.abandon()
-        self._attached = False
-        self.transport.close(f"{type(error).__name__}: {error}")
-        self._enter()
-        if self._elastic.took_state:
-            self._void = True
-            for weight in self.replica.weights:
-                weight.grad = None
-        if not self._behind:
-            self._attach()
-
-    def _enter(self) -> None:
-        assert self._elastic is not None
-        assert self._world is not None
-        agreement = agreement_of(self.module, self.strategy, self._world.size, self._world.local_size)
-        self.transport, newest = self._elastic.enter(
-            self.strategy, ready=self._ready, steps=self.steps, agreement=agreement
-        )
-        self.membership, self._ready = self._elastic.view.membership, True
-        self._behind = newest - self.steps
-
-    def _peer_lost(self, peer: int, reason: str) -> None:
-        with self._membership_lock:
-            self.membership = self.membership.without(peer)
-        level = logging.INFO if reason == LEFT else logging.WARNING
-        log.log(level, "learner %d has lost learner %d: %s", self.transport.rank, peer, reason)
-        if self._attached and not self._closed:  # the training thread may have given up because of this loss already
-            self.strategy.peer_lost(peer, reason)
-
-    def _peer_silent(self, peer: int, *, silent: bool) -> None:
-        if self._attached and not self._closed:
-            self.strategy.peer_silent(peer, silent=silent)
+            log.warning(_CHANGED, self.transport.rank, type(self.strategy).__name__)
 
     def _abort(self, error: BaseException) -> None:
         """Leave at once; the peers are told why."""
@@ -462,23 +342,12 @@ class Learner:
         try:
             self._cleanup.close()
         finally:
-            if hasattr(self, "transport"):
-                self.transport.close(failure)
-            if self._elastic is not None and self._world is not None:
-                self._world.close(failure)
+            self._part.close(failure)
 
 
-def _elastic_group(world: World, state: TrainingState, strategy: Strategy, shards: ShardGroup | None) -> ElasticGroup:
-    if shards is not None:
-        raise StrategyError(
-            "a module in shards (FSDP2) cannot take part in an elastic run: a node is several processes, which would have to "
-            "come and go together. Start it with torchrun; a node that is lost is left out there, too"
-        )
-    assert world.client is not None
-    assert world.endpoint is not None
-    return ElasticGroup(world.client, world.endpoint, state, group_size=strategy.members_of_a_group(world.local_size))
-
-
-def _transport(world: World | None, shards: ShardGroup | None) -> Transport:
-    assert world is not None
-    return (world if shards is None else world.between_nodes(shards.ranks)).transport()
+_CHANGED = (
+    "learner %d: the module's weights were changed, and not by a step of this optimizer. %s replaces them by the mixed "
+    "weights, so the change is lost. Change weights before the Learner is made, or inside `with learner.rewrite():`. A change "
+    "that belongs to every step goes into a hook of optimizer.step that is registered before the Learner is made. Weights that "
+    "are put in for an evaluation, or changed anew in every forward, do no harm."
+)

@@ -49,6 +49,7 @@ STARTS = (  # the function with which a command, after all checks, starts its wo
     "roundelay.simulation.recipe.SimulatedRun.run",  # simulate
     "roundelay.cli.reproduce._test_all",  # reproduce
     "roundelay.bench.throughput.run",  # bench throughput, bench stragglers
+    "roundelay.bench.exchange.measure",  # bench exchange
     "roundelay.bench.overhead.measure",  # bench overhead
     "roundelay.bench.accelerator.run",  # bench accelerator
     "roundelay.bench.network.run",  # bench network

@@ -22,10 +22,10 @@ from types import FrameType
 
 from roundelay.cluster.environment import LOOPBACK, host_store
 from roundelay.cluster.membership import Address
-from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.cluster.rendezvous.formation import SAY_EVERY_S, sentence as who_has_come
 from roundelay.cluster.rendezvous.messages import Message
 from roundelay.cluster.rendezvous.server import RendezvousServer, open_listener
+from roundelay.cluster.rendezvous.session import RendezvousSession
 from roundelay.cluster.rendezvous.state import RendezvousState
 from roundelay.errors import RendezvousLostError
 from roundelay.training import recipes, run_directory, run_lock
@@ -115,7 +115,7 @@ class Supervisor:
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._stop_reason = ""
         self._server: RendezvousServer | None = None
-        self._client: RendezvousClient | None = None
+        self._session: RendezvousSession | None = None
         self._rendezvous = self._settings.rendezvous
         self._identity = self._settings.joins or identity_of(config, folder, resume_at)
         self._next_look_s = time.monotonic() + SAY_EVERY_S
@@ -131,7 +131,7 @@ class Supervisor:
             results.unlink(missing_ok=True)
             store = self._open_rendezvous()
         else:
-            self._client = RendezvousClient(self._rendezvous, self._settings.security)
+            self._session = RendezvousSession(self._rendezvous, self._settings.security)
         before = {number: signal.signal(number, self._signalled) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with Display(self.folder / run_directory.METRICS, self.config.learners) as display:
@@ -145,8 +145,8 @@ class Supervisor:
                 worker.end()
             if self._server is not None:
                 self._server.close()
-            if self._client is not None:
-                self._client.close()
+            if self._session is not None:
+                self._session.close()
             del store
         first = self._signals[0] if self._signals else None
         joined, count = self._settings.joins != "", len(self._workers)
@@ -257,8 +257,8 @@ class Supervisor:
         display.gone(learner, how)
         if self._server is not None:
             self._server.died(learner, reason)
-        elif self._client is not None:
-            self._client.report_death(self._process_name(learner), reason, self._identity)
+        elif self._session is not None:
+            self._session.report_death(self._process_name(learner), reason, self._identity)
             display.say(f"learner {learner} died ({reason})")
 
     def _say_who_is_missing(self, display: Display) -> None:
@@ -270,8 +270,8 @@ class Supervisor:
         with contextlib.suppress(RendezvousLostError):
             if self._server is not None and not self._server.formed():
                 missing = self._server.waiting() or who_has_come(self.config.learners, ())
-            elif self._client is not None:
-                missing = self._client.ask_for_info().get("waiting", "")
+            elif self._session is not None:
+                missing = self._session.ask_for_info().get("waiting", "")
         if missing and self._rendezvous is not None:
             display.say("waiting at {}:{}: {}".format(*self._rendezvous, missing))
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any
 
 from roundelay.cluster.membership import Address, View
 from roundelay.cluster.rendezvous.budget import LocalBudget
-from roundelay.cluster.rendezvous.connection import PATIENCE_S, ReconnectingConnection
 from roundelay.cluster.rendezvous.members import NEVER_FORMED, RunSpec
-from roundelay.cluster.rendezvous.messages import Message, MessageConnection
-from roundelay.cluster.rendezvous.server import RENDEZVOUS
-from roundelay.errors import DroppedError, HandshakeError, LaunchError, MissingLearnersError, RendezvousLostError
-from roundelay.transport import handshake
-from roundelay.transport.handshake import Hello, Purpose
+from roundelay.cluster.rendezvous.messages import Message
+from roundelay.cluster.rendezvous.session import RendezvousSession
+from roundelay.errors import DroppedError, MissingLearnersError, RendezvousLostError
 from roundelay.transport.security import Security
 
 log = logging.getLogger("roundelay")
@@ -26,13 +21,13 @@ log = logging.getLogger("roundelay")
 STOPPING_S = 5.0  # how long a learner that is to stop waits for a rendezvous that is away
 
 
-class RendezvousClient:
+class RendezvousClient(RendezvousSession):
     """A learner's client of the rendezvous.
 
     Methods that need a reply block until it comes. They raise DroppedError if the run goes on without this learner.
     `barrier` and `declare_budget` survive a reconnection, and raise RendezvousLostError only if the rendezvous is
-    unreachable for longer than `PATIENCE_S`. `register`, `rejoin` and `ask_for_info` raise it as soon as the
-    connection is lost. `draw`, `last_step` and `stop_boundary` have a fallback instead.
+    unreachable for longer than `PATIENCE_S`. `register` and `rejoin` raise it as soon as the connection is lost.
+    `draw`, `last_step` and `stop_boundary` have a fallback instead.
 
     Args:
         address: of the rendezvous.
@@ -41,14 +36,12 @@ class RendezvousClient:
         on_stop: called with the reason when the run is to be saved and stopped, in the connection's thread.
 
     Attributes:
-        id: this learner's id; None before `register`.
         info: what the rendezvous knows about the run, such as its directory.
         view: the newest view; None before `register`.
         joining: whether the run was under way when this learner registered. The peers are told after `ready`.
         elapsed_s: how long the run had lasted when this learner registered.
         given: how far the budget was drawn when this learner registered.
         registrations: how often this learner has registered; more than once if it was dropped.
-        closed: whether this learner has left.
     """
 
     def __init__(
@@ -58,37 +51,17 @@ class RendezvousClient:
         on_view: Callable[[View, str], None] = lambda view, reason: None,
         on_stop: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self._address, self._security = address, security
         self.on_view, self.on_stop = on_view, on_stop
-        self.id: int | None = None
         self.info: Message = {}
         self.view: View | None = None
         self.joining = False
         self.elapsed_s, self.given = 0.0, 0
-        self.registrations, self.closed = 0, False
+        self.registrations = 0
         self._own_address: Address = ("", 0)
         self._run: Message = {}
         self._process = ""
         self._budget = LocalBudget()
-        try:
-            self._connection = ReconnectingConnection(self._connect, self._received, self._register_again)
-        except HandshakeError:
-            raise
-        except OSError as error:
-            raise RendezvousLostError(f"cannot reach the rendezvous at {address[0]}:{address[1]}: {error}") from error
-
-    def __enter__(self) -> RendezvousClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close("" if error is None else f"{type(error).__name__}: {error}")
-
-    def close(self, failure: str = "") -> None:
-        """Leave the run and close the connection. An empty `failure` means that this learner has finished its part."""
-        self.closed = True
-        self._connection.close({"kind": "leave", "failure": failure})
+        super().__init__(address, security)
 
     def check(self) -> None:
         """Raise DroppedError if the run goes on without this learner."""
@@ -100,17 +73,7 @@ class RendezvousClient:
         """Why the run goes on without this learner; None if it does not."""
         return self._connection.dropped
 
-    @property
-    def connected(self) -> bool:
-        """Whether the rendezvous can be reached at the moment."""
-        return self._connection.connected
-
     # Membership ----------------------------------------------------------------------------------------------------------
-
-    def ask_for_info(self) -> Message:
-        """What the rendezvous knows about the run; needs no registration."""
-        info: Message = self._connection.ask("info")["info"]
-        return info
 
     def register(
         self, run: RunSpec, address: Address, wanted: int | None, *, joins: bool = False, process: str = ""
@@ -144,10 +107,6 @@ class RendezvousClient:
         self.registrations += 1
         self.elapsed_s, self.given = float(reply["elapsed_s"]), int(reply["given"])
         return self.view
-
-    def report_death(self, process: str, reason: str, run: str = "") -> None:
-        """Say that a process of the run `run` has ended; for a supervisor, which does not register."""
-        self._connection.send({"kind": "process_died", "run": run, "process": process, "reason": reason})
 
     def ready(self) -> None:
         """Say that this learner, which joins, can be reached by its peers."""
@@ -249,19 +208,6 @@ class RendezvousClient:
 
     # The connection ------------------------------------------------------------------------------------------------------
 
-    def _ask(self, kind: str, patience_s: float = PATIENCE_S, *, repeat: bool = False, **fields: Any) -> Message:  # noqa: ANN401
-        reply = self._connection.ask(kind, patience_s, repeat=repeat, **fields)
-        if "dropped" in reply:
-            raise DroppedError(reply["dropped"])
-        if "refused" in reply:
-            raise LaunchError(reply["refused"])
-        return reply
-
-    def _connect(self) -> MessageConnection:
-        hello = Hello(-1 if self.id is None else self.id, Purpose.RENDEZVOUS, os.getpid(), bytes(16))
-        connection, _ = handshake.connect(self._address, hello, RENDEZVOUS, self._security)
-        return MessageConnection(connection)
-
     def _received(self, message: Message) -> None:
         if message["kind"] == "view":
             self._adopt(View.from_message(message), message["reason"])
@@ -273,7 +219,7 @@ class RendezvousClient:
             self.view = view
             self.on_view(view, reason)
 
-    def _register_again(self) -> None:
+    def _reconnected(self) -> None:
         """After a reconnection, send all that the rendezvous needs if it was restarted."""
         if self.view is None:
             return

@@ -97,6 +97,20 @@ def test_a_saved_adaptation_gives_the_same_features(config, tmp_path):
     assert all(np.array_equal(made[name], ready.features[name]) for name in names)
 
 
+def test_gaussians_score_the_fmllr_columns_wherever_they_stand(config):
+    ready = prepared(config)
+    name = ready.corpus.split("test")[0].id
+    kinds = ("ivector", "fmllr")
+    moved = replace(ready.adaptation, kinds=kinds)
+    frames = np.asarray(ready.features[name])
+    scores = ready.adaptation.log_likelihoods(frames)
+    assert scores.shape == (len(frames), ready.tying.num_states)
+    assert np.array_equal(moved.log_likelihoods(np.concatenate([frames[:, 160:], frames[:, 120:160]], axis=1)), scores)
+    assert replace(ready.adaptation, model=None).log_likelihoods(frames) is None
+    labels_T = ready.labels_N[slice(*ready.features.rows(name))]
+    assert (scores.argmax(axis=1) == labels_T).mean() > 0.5, "the right state is mostly the most likely one"
+
+
 def test_an_adapted_run_evaluates_transcribes_and_aligns(run, tones_folder):
     figures = evaluate_run(run, "test")
     assert figures["wer"] < 0.15

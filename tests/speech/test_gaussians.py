@@ -94,3 +94,12 @@ def test_a_projection_whitens_the_states_also_with_their_neighbouring_frames():
     assert projected.shape == (6000, 3)
     residual = projected - np.stack([projected[labels["u"] == i].mean(axis=0) for i in range(3)])[labels["u"]]
     assert np.cov(residual, rowvar=False) == pytest.approx(np.eye(3), abs=0.05)
+
+
+def test_likelihoods_do_not_depend_on_how_many_frames_are_scored_at_once(monkeypatch):
+    rng = np.random.default_rng(7)
+    frames, labels = rng.standard_normal((50, 3)).astype(np.float32), rng.integers(0, 2, 50).astype(np.int32)
+    mixtures = Mixtures.fit({"u": frames}, {"u": labels}, np.array([2, 1], dtype=np.int32))
+    at_once = mixtures.log_likelihoods(frames)
+    monkeypatch.setattr("roundelay.speech.gaussians._NUMBERS_AT_ONCE", 20)
+    assert mixtures.log_likelihoods(frames) == pytest.approx(at_once, abs=1e-5)

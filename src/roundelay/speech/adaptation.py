@@ -141,6 +141,16 @@ class Adaptation:
             for name in frames
         }
 
+    def log_likelihoods(self, adapted_TF: NDArray[Any]) -> Floats | None:
+        """T×S ln p(x | s) by the adapted Gaussians, from features that `adapted` made; None without fMLLR."""
+        if self.model is None:
+            return None
+        widths = {LOGMEL: len(self.gmm.projection.principal_DK), FMLLR: len(self.scale_K)}
+        widths[IVECTOR] = self.extractor.T.shape[2] if self.extractor else 0
+        first = sum(widths[kind] for kind in self.kinds[: self.kinds.index(FMLLR)])
+        fmllr_TK = adapted_TF[:, first : first + len(self.scale_K)].astype(np.float32) / self.scale_K
+        return self.model.mixtures.log_likelihoods(fmllr_TK)
+
     def save(self, path: Path) -> None:
         """Write all arrays to one .npz file."""
         arrays: dict[str, NDArray[Any]] = {"kinds": np.array(self.kinds), "scale": self.scale_K}

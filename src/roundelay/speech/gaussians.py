@@ -18,6 +18,7 @@ Doubles = NDArray[np.float64]
 _VARIANCE_FLOOR = 0.01  # of the variance over all frames
 LEAST_VARIANCE = 1e-6  # of directions in which the features are constant
 _SPLIT = 0.5  # a Gaussian is split into two that lie this many standard deviations to either side of its mean
+_NUMBERS_AT_ONCE = 2**24  # frames × components in memory
 BLOCK = 20_000  # frames that are assigned to components together
 _REASSIGNMENTS = 6  # of all frames to newly fitted Gaussians, after each round of splits
 
@@ -177,8 +178,13 @@ class Mixtures:
 
     def log_likelihoods(self, frames_TD: NDArray[Any]) -> Floats:
         """T×S ln p(x | s)."""
-        weighted_TC = self.components.log_likelihoods(frames_TD) + self.log_weight_C
-        return np.asarray(np.maximum.reduceat(weighted_TC, self.first_S, axis=1), dtype=np.float32)
+        scores_TS = np.empty((len(frames_TD), len(self.first_S)), np.float32)
+        at_once = max(1, _NUMBERS_AT_ONCE // len(self.log_weight_C))
+        for first in range(0, len(frames_TD), at_once):
+            block = slice(first, first + at_once)
+            weighted_TC = self.components.log_likelihoods(frames_TD[block]) + self.log_weight_C
+            scores_TS[block] = np.maximum.reduceat(weighted_TC, self.first_S, axis=1)
+        return scores_TS
 
 
 def _blocks(labelled: Iterable[tuple[NDArray[Any], Ints]]) -> Iterator[tuple[NDArray[Any], Ints]]:

@@ -333,6 +333,22 @@ def test_a_mended_link_does_not_bring_a_learner_back_that_has_left():
     assert 1 in network.transports[0].lost
 
 
+def test_a_message_that_meets_a_cut_arrives_when_the_link_is_mended_in_time_and_no_peer_is_lost():
+    clock, network = make(2, latency_s=0.25)
+    network.transports[1].serve(answering(lambda peer, request, reply: reply.copy_(request + 10)))
+    network.cut(0, 1, at=0.1)
+    network.mend(0, 1, at=0.1 + LOST_AFTER_S - 1.0)
+    buffer = number(1)
+    future = network.transports[0].call(1, calling(buffer))
+    clock.run(until=4.0)
+    assert not future.done()
+    clock.run()
+    assert future.exception() is None
+    assert int(buffer) == 11
+    assert not network.transports[0].lost
+    assert not network.transports[1].lost
+
+
 def test_a_failure_ends_the_wait_for_slower_learners():
     transport = SimulatedNetwork(VirtualClock(), 2).transports[0]
     finished = transport.finish(number(1), (0, 1))

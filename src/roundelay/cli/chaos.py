@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
-from roundelay.cli.arguments import add_configuration, configured, dated_folder
-from roundelay.errors import RoundelayError
+from roundelay.cli.arguments import add_configuration, configured, dated_folder, positive_int
+from roundelay.errors import RoundelayError, UsageError
 
 FAULTS = ("kill", "freeze", "join")
 
@@ -16,7 +17,7 @@ FAULTS = ("kill", "freeze", "join")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", help="as for `roundelay train`")
+    add("recipe", metavar="RECIPE", nargs="?", help="as for `roundelay train`; not needed with --simulated")
     add_configuration(parser)
     repeated: dict[str, Any] = {"action": "append", "default": []}
     add("--kill", metavar="LEARNER@TIME", **repeated, help="kill a learner TIME seconds after the first row of metrics")
@@ -27,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="freeze a learner at this time, for DURATION seconds",
     )
     add("--join", metavar="LEARNER@TIME", **repeated, help="start another learner, or restart one that was killed")
+    add("--simulated", action="store_true", help="random faults on the virtual clock, instead of real processes")
+    add("--schedules", type=positive_int, metavar="N", help="with --simulated: how many, from --seed on (default 100)")
     add("--out", type=Path, metavar="DIR", help="keep both runs here (default: runs/chaos-RECIPE-DATE-TIME)")
     add("--json", action="store_true", help="print everything as JSON")
 
@@ -36,6 +39,10 @@ def run(args: argparse.Namespace) -> int:
     from roundelay.bench import chaos
     from roundelay.training import recipes
 
+    if args.simulated:
+        return _simulate(args)
+    if args.recipe is None or args.schedules is not None:
+        raise UsageError("chaos needs a RECIPE, such as tiny; or --simulated, which takes --schedules N and --seed S")
     config = recipes.resolve(recipes.table_of(args.recipe), configured(args))
     faults = sorted(chaos.Fault.parsed(kind, text) for kind in FAULTS for text in getattr(args, kind))
     folder = args.out or dated_folder(args.recipe, "chaos-")
@@ -51,6 +58,34 @@ def run(args: argparse.Namespace) -> int:
             "survives them; use an earlier time or more --epochs"
         )
     return 0 if result["disturbed"]["finished"] else 1
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    """Run fault schedules on the virtual clock until one breaks an invariant; then print the smallest such schedule."""
+    import torch
+
+    from roundelay.simulation.faults import INVARIANTS, FaultWorld, Schedule, shrunk
+
+    if args.recipe is not None or args.kill or args.freeze or args.join or not (args.seed or "0").isdecimal():
+        raise UsageError("--simulated draws its learners and faults from --seed S, a whole number; leave out the rest")
+    torch.set_num_threads(1)
+    logging.getLogger("roundelay").setLevel(logging.CRITICAL)  # learners log every peer that they lose
+    seeds = range(int(args.seed or 0), int(args.seed or 0) + (args.schedules or 100))
+    faults = 0
+    for seed in seeds:
+        schedule = Schedule.drawn(seed)
+        faults += len(schedule.faults)
+        if violations := FaultWorld(schedule).run():
+            for violation in violations:
+                print(violation)
+            print(f"schedule: {shrunk(schedule)}")
+            raise RoundelayError(
+                f"seed {seed} breaks an invariant; replay it with: roundelay chaos --simulated --schedules 1 --seed {seed}"
+            )
+    print(f"{len(seeds)} schedules (seeds {seeds[0]} to {seeds[-1]}) with {faults} faults; in each of them:")
+    for name, meaning in INVARIANTS.items():
+        print(f"  {name}: {meaning}")
+    return 0
 
 
 def _print(result: dict[str, Any], folder: Path) -> None:

@@ -29,6 +29,7 @@ class SimulatedNetwork:
         self.latency_s, self.bandwidth_Bps = latency_s, bandwidth_Bps
         self.transports = [SimulatedTransport(rank, self) for rank in range(size)]
         self._cut: set[frozenset[int]] = set()
+        self._held: dict[frozenset[int], list[Callable[[], None]]] = {}  # messages at a cut link, which TCP sends again
         self._collectives: dict[Collective, _Gathering] = {}
 
     def seconds(self, nbytes: int) -> float:
@@ -41,11 +42,17 @@ class SimulatedNetwork:
 
     def cut(self, a: int, b: int, at: float) -> None:
         """Nothing passes between `a` and `b` from time `at`; both notice when heartbeats are missing."""
-        now = self.clock.now()
-        self.clock.call_later(at - now, lambda: self._cut.add(frozenset((a, b))))
+        now, link = self.clock.now(), frozenset((a, b))
+
+        def lost() -> None:
+            if link in self._cut:  # it may have been mended before
+                self._held.pop(link, None)
+                self.transports[a].lose(b, NO_HEARTBEAT)
+                self.transports[b].lose(a, NO_HEARTBEAT)
+
+        self.clock.call_later(at - now, lambda: self._cut.add(link))
         self.clock.call_later(at - now + SILENT_AFTER_S, lambda: self._tell_silent(a, b))
-        self.clock.call_later(at - now + LOST_AFTER_S, lambda: self.transports[a].lose(b, NO_HEARTBEAT))
-        self.clock.call_later(at - now + LOST_AFTER_S, lambda: self.transports[b].lose(a, NO_HEARTBEAT))
+        self.clock.call_later(at - now + LOST_AFTER_S, lost)
 
     def _tell_silent(self, a: int, b: int) -> None:
         silent = frozenset((a, b)) in self._cut
@@ -57,6 +64,8 @@ class SimulatedNetwork:
 
         def mended() -> None:
             self._cut.discard(frozenset((a, b)))
+            for arrive in self._held.pop(frozenset((a, b)), []):
+                self.clock.call_later(self.latency_s, arrive)
             for one, other in ((a, b), (b, a)):
                 if not self.transports[other].gone:
                     self.transports[one].admit(other)
@@ -86,7 +95,9 @@ class SimulatedNetwork:
     def deliver(
         self, sender: int, receiver: int, nbytes: int, action: Callable[[], None], *, streamed: bool = False
     ) -> None:
-        """Run `action` at the receiver when the message arrives, if both ends and the link still work then.
+        """Run `action` at the receiver when the message arrives, if both ends still work then.
+
+        A message that meets a cut link arrives when the link is mended, unless the ends have lost each other before.
 
         What a learner sent before it left in order still arrives. A `streamed` message answers one of the same size that has
         just arrived, and was sent piece by piece while that one came, so only its last piece is still to come.
@@ -96,7 +107,11 @@ class SimulatedNetwork:
             source.traffic.sent(receiver, nbytes)
 
         def arrive() -> None:
-            if not target.gone and (source.left or not source.gone) and frozenset((sender, receiver)) not in self._cut:
+            if target.gone or (source.gone and not source.left):
+                return
+            if frozenset((sender, receiver)) in self._cut:
+                self._held.setdefault(frozenset((sender, receiver)), []).append(arrive)
+            else:
                 target.traffic.received(nbytes)
                 action()
 

@@ -26,6 +26,7 @@ from roundelay.language.text import Text
 from roundelay.topology import named
 
 BETA1, BETA2, EPS, DECAY, CLIP = 0.9, 0.999, 1e-8, 0.1, 1.0
+SKETCH = 64  # numbers per tensor
 SIZES = {"layers": 2, "width": 64, "heads": 4, "context": 64}
 
 Correction = Callable[["Run", list[Tensor], Tensor], list[Tensor]]
@@ -115,6 +116,19 @@ def oracle(run: Run, g: list[Tensor], k: Tensor) -> list[Tensor]:
     return [(a / (b + 1e-30)).clamp(1 / run.n, 1.0) for a, b in zip(mean2, own2, strict=True)]
 
 
+def sketch(run: Run, g: list[Tensor], k: Tensor) -> list[Tensor]:
+    """S from g_i . g_j of one neighbour j, through `SKETCH` random sums of each tensor: small enough to ride on exchanges."""
+    generator = torch.Generator().manual_seed(int(k))
+    sketches = []
+    for each in g:
+        flat = torch.nn.functional.pad(each.flatten(1), (0, -each[0].numel() % SKETCH))
+        signs = torch.randint(2, flat.shape[1:], generator=generator) * 2.0 - 1.0
+        sketches.append((flat * signs).view(run.n, -1, SKETCH).sum(1))
+    neighbours = [each.roll(1 + int(k) % (run.n - 1), 0) for each in sketches]
+    signal, own2 = run.average("signal", _dots(sketches, neighbours)), run.average("g2", _dots(g, g))
+    return _kept_share(run, [b - a for a, b in zip(signal, own2, strict=True)], own2)
+
+
 def momentum_norm(run: Run, g: list[Tensor], k: Tensor) -> list[Tensor]:
     """N from |m|^2 = S + c N, with c = (1 - beta1) / (1 + beta1), and |g|^2 = S + N."""
     c = (1 - BETA1) / (1 + BETA1)
@@ -135,25 +149,13 @@ def all_noise(run: Run, g: list[Tensor], k: Tensor) -> list[Tensor]:
     return [torch.full((run.n,), 1 / run.n)] * len(g)
 
 
-def one_factor(estimate: Correction) -> Correction:
-    """The same share for all tensors: their mean, weighted by |g|^2."""
-
-    def correction(run: Run, g: list[Tensor], k: Tensor) -> list[Tensor]:
-        shares, g2 = torch.stack(estimate(run, g, k)), torch.stack(run.averages["g2"])
-        mean = (shares * g2).sum(0) / (g2.sum(0) + 1e-30)
-        return [mean] * len(g)
-
-    return correction
-
-
 CORRECTIONS: dict[str, Correction | None] = {
     "none": None,
     "oracle": oracle,
+    "sketch": sketch,
     "momentum-norm": momentum_norm,
     "autocorrelation": autocorrelation,
     "all-noise": all_noise,
-    "autocorrelation-one": one_factor(autocorrelation),
-    "momentum-one": one_factor(momentum_norm),
 }
 
 

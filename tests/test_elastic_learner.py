@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from roundelay import ADPSGD, DPSGD, Allreduce, DelayByOne, Learner, Rendezvous, join
+from roundelay import ADPSGD, DPSGD, Allreduce, DelayByOne, Learner, LocalSGD, Rendezvous, join
 from roundelay.errors import LaunchError, MissingLearnersError, StrategyError
 
 STRATEGIES = {
@@ -19,6 +19,9 @@ STRATEGIES = {
     "allreduce": Allreduce,
     "delay-by-one": DelayByOne,
     "delay-by-one-gradients": lambda: DelayByOne("gradients"),
+    "local-sgd": lambda: LocalSGD(every=4),
+    "local-sgd-pairs": lambda: LocalSGD("random-matching", every=3, overlap=True),
+    "local-sgd-top-k": lambda: LocalSGD(every=4, compress="top-k"),
 }
 PATIENCE_S = 60.0
 FOR_EVER = 10**9

@@ -17,7 +17,7 @@ from roundelay.planning.cost import LOCAL_STEPS, MAX_LEAD, StepCost
 from roundelay.planning.models import MODELS, PAIR_WEIGHT, step_cost
 from roundelay.simulation.learners import seconds_per_step, step_starts
 from roundelay.simulation.network import ModelledNetwork
-from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, LocalSGD, SuperLearner, pair_average
+from roundelay.strategies import ADPSGD, DPSGD, Allreduce, DelayByOne, LocalSGD, SuperLearner, pair_exchange
 from roundelay.strategies.registry import STRATEGIES, strategy_named
 from roundelay.topology import (
     Mixing,

@@ -143,7 +143,7 @@ FLAGS = {
         "--secret-file",
         "--tls",
         "--open-collectives",
-        "--module",
+        "-m",
         "SCRIPT",
         "...",
     ],

@@ -30,7 +30,7 @@ from roundelay.simulation import StackedLearners, VirtualLearner, start
 from roundelay.simulation.network import Links, ModelledNetwork
 from roundelay.simulation.stacked import StackedDelayByOne, StackedDPSGD, StackedStrategy
 from roundelay.strategies import ADPSGD
-from roundelay.strategies.pair_average import WEIGHT
+from roundelay.strategies.pair_exchange import WEIGHT
 from roundelay.topology import Mixing, complete, random_ring, ring, spectrum, stability_bound
 
 SIZES = (4, 8, 16, 32)

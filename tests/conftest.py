@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+collect_ignore_glob = ["*/programs/*"]  # tests start them as processes
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: threads of torch only stand in each other's way
 
 _data = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -61,7 +61,7 @@ def test_a_prepared_rendezvous_file_changes_nothing_in_the_environment(tmp_path,
     before, started = dict(os.environ), []
     monkeypatch.setattr(Supervisor, "run", lambda supervisor: started.append(supervisor) or 0)
     monkeypatch.setattr(RendezvousClient, "__init__", lambda *_, **__: None)
-    monkeypatch.setattr(RendezvousClient, "ask_for_info", lambda _: {"folder": str(tmp_path)})
+    monkeypatch.setattr(RendezvousClient, "ask_for_info", lambda _: {"folder": str(tmp_path), "run": "this one"})
     monkeypatch.setattr(RendezvousClient, "close", lambda *_: None)
     assert main(["train", "--join", str(tmp_path)]) == 0
     assert dict(os.environ) == before
@@ -101,7 +101,7 @@ def test_the_command_that_continues_a_run_is_accepted_as_printed(tmp_path, monke
     started = []
     monkeypatch.setattr(Supervisor, "run", lambda supervisor: started.append(supervisor) or 0)
     monkeypatch.setattr(RendezvousClient, "__init__", lambda *_, **__: None)
-    monkeypatch.setattr(RendezvousClient, "ask_for_info", lambda _: {})
+    monkeypatch.setattr(RendezvousClient, "ask_for_info", lambda _: {"run": "this one"})
     monkeypatch.setattr(RendezvousClient, "close", lambda *_: None)
     chosen = Checkpoint(tmp_path, 2600, dict.fromkeys(range(4), ("", "")))
     monkeypatch.setattr(checkpoint, "choose", lambda *_: chosen)

@@ -292,3 +292,12 @@ def test_a_learner_that_cannot_reach_the_others_leaves_when_it_is_asked_to():
     group.stopping = lambda: True
     with pytest.raises(LaunchError, match=r"cannot reach learners \[0, 1\]"):
         group.meet(Progress(ready=False, first_unconfirmed=0, weight_steps=0))
+
+
+def test_a_learner_that_has_joined_by_a_meeting_is_no_longer_joining():
+    """Otherwise it would register again at the next meeting, when its peers have closed their ports."""
+    values = {0: progress(steps=5), 1: progress(ready=False)}
+    client = Client(1, view_of([0, 1]), view_of([0, 1], 2, values), joining=True)
+    group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1])
+    group.meet(Progress(ready=False, first_unconfirmed=0, weight_steps=0))
+    assert not client.joining

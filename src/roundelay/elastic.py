@@ -347,6 +347,7 @@ class ElasticGroup:
         lost += [peer for peer, times in self._not_reached.items() if times > 1]
         generation = self.view.membership.generation
         self.view = self._client.barrier(generation, {PROGRESS: asdict(progress)}, lost, self._endpoint.open())
+        self._client.joining = False  # the barrier has admitted this learner
         self._check_groups()
         found = self._progress()
         check_equal(progress.agreement, {learner: each.agreement for learner, each in found.items()})

@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 INTEGRATIONS := .venv/.integrations
+RAY := .venv/.ray
 SHARED_DATA := $(wildcard ../shared/data)
 ifneq ($(SHARED_DATA),)
 export ROUNDELAY_DATA ?= $(abspath $(SHARED_DATA))
@@ -22,6 +23,10 @@ $(READY): pyproject.toml constraints.txt tools/set-up
 
 $(INTEGRATIONS): $(READY)
 	@tools/set-up integrations
+	@touch $@
+
+$(RAY): $(INTEGRATIONS)
+	@tools/set-up ray
 	@touch $@
 
 demo: $(READY)  ## see it work: speech made here, learnt by four learners and recognised in new voices; then a straggler
@@ -57,7 +62,7 @@ docs: $(READY)  ## build the documentation into site/
 test: check docs  ## what CI runs: check, docs, and every test that is not slow
 	@$(BIN)/pytest -q -m "not slow and not gpu"
 
-test-all: check docs  ## the same with the slow tests, and what they cover
+test-all: check docs $(RAY)  ## the same with the slow tests, and what they cover
 	@$(BIN)/pytest -q -m "not gpu" --cov
 
 pictures: $(READY)  ## draw the pictures of README and docs again

@@ -22,7 +22,7 @@ _SYNCHRONISED = (
 
 
 def check_strategy(strategy: Strategy, shards: ShardGroup | None) -> None:
-    """Raise StrategyError if the strategy cannot average a module in shards; tell it how to count rounds."""
+    """Raise StrategyError if the strategy cannot average a module in shards; tell the strategy how to count rounds."""
     if shards is not None and strategy.reduces_gradients:
         raise StrategyError(
             f"{type(strategy).__name__} reduces gradients, which FSDP2 does itself: fully_shard on a mesh of two dimensions "
@@ -32,7 +32,7 @@ def check_strategy(strategy: Strategy, shards: ShardGroup | None) -> None:
 
 
 def unwrapped_optimizer(optimizer: Any) -> Optimizer:  # noqa: ANN401
-    """The torch optimizer inside those of Accelerate and Lightning; any other torch optimizer as it is.
+    """The torch optimizer inside a wrapper of Accelerate or Lightning; any other torch optimizer as it is.
 
     Raises StrategyError for anything that is no torch optimizer.
     """
@@ -75,8 +75,8 @@ def refuse_ddp(module: nn.Module) -> None:
 def refuse_ddp_around(module: nn.Module) -> None:
     """Raise StrategyError if a DistributedDataParallel in this process wraps the module or a part of it.
 
-    One whose `forward` was replaced is bypassed and does nothing (see integrations/accelerate.py). A module does not know
-    what wraps it, so this looks at all objects of the process. It takes some ten milliseconds: call it once.
+    A wrapper whose `forward` was replaced does nothing (see integrations/accelerate.py). A module does not know
+    what wraps it, so this function looks at all objects of the process. It takes some ten milliseconds: call it once.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return  # there can be no DistributedDataParallel
@@ -89,7 +89,7 @@ def refuse_ddp_around(module: nn.Module) -> None:
 
 
 def refuse_other_parameters(optimizer: Optimizer, averaged: set[int]) -> None:
-    """Raise StrategyError if the optimizer steps a parameter that learners do not average; `averaged` are the ids of those."""
+    """Raise StrategyError if the optimizer steps a parameter that learners do not average (id not in `averaged`)."""
     for group in optimizer.param_groups:
         if averaged.issuperset(map(id, group["params"])):
             continue

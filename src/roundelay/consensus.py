@@ -46,7 +46,7 @@ class Mean:
 def mean_of(
     module: nn.Module, replica: Replica, strategy: Strategy, transport: Transport, members: tuple[int, ...]
 ) -> Mean:
-    """The mean over `members` of weights and buffers. A collective of theirs."""
+    """The mean over `members` of weights and buffers. A collective: all members must call it."""
     _barrier(transport, members)  # from here on no learner has an exchange under way
     return Mean(_mean_weights(replica, strategy, transport, members), _mean_buffers(module, transport, members))
 
@@ -66,7 +66,7 @@ def _mean_weights(replica: Replica, strategy: Strategy, transport: Transport, me
 
 
 def _mean_buffers(module: nn.Module, transport: Transport, members: tuple[int, ...]) -> dict[str, Tensor]:
-    """Of floating-point buffers the mean, of BatchNorm's variances by second moments; other buffers are those of members[0]."""
+    """The mean of floating-point buffers (of BatchNorm's variances by second moments); others come from members[0]."""
     buffers = dict(module.named_buffers())
     floating = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
     means: dict[str, Tensor] = {}

@@ -1,7 +1,8 @@
 """What happens to a learner when another one joins, leaves or is lost: re-forming the strategy, and transferring state.
 
-A strategy that re-forms alone (ADPSGD) follows every change while it trains. All other learners *meet*: they stop at a barrier,
-compare how far each one is, and go on together from the first chunk that is not known to be used by all.
+A strategy that re-forms alone (ADPSGD, LocalSGD) follows every change while it trains. With any other strategy learners
+*meet*: they stop at a barrier, compare how far each one is, and go on together from the first chunk that is not known
+to be used by all.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class TrainingState:
 
 
 def check_equal(own: str, others: dict[int, str]) -> None:
-    """Raise StrategyError if another learner describes its module and strategy by another text."""
+    """Raise StrategyError if another learner's text, which describes its module and strategy, differs from `own`."""
     if any(other != own for other in others.values()):
         raise StrategyError(
             "this learner's module or strategy differs from the other learners': build the same module everywhere, and the "
@@ -124,7 +125,7 @@ class Progress:
         ready: its weights belong to this run. They do not if it has just joined.
         first_unconfirmed: the first chunk that it does not know to be used by all learners.
         weight_steps: the number of steps that its weights have seen.
-        initial: it began with the run and has not trained yet, so any such learner's weights can be the first ones.
+        initial: it began with the run and has not trained yet, so its weights can be the first of the run.
         agreement: text that must be equal on all learners.
     """
 
@@ -149,7 +150,7 @@ class ElasticGroup:
         view: the view that this learner trains with.
         took_state: whether the last `connect` replaced this learner's state by that of others.
         on_link: called, in a thread of the transport, with a peer and whether it can be reached, when that changes.
-        stopping: whether this learner is asked to stop; asked while it waits.
+        stopping: returns whether this learner was asked to stop; called while the learner waits to reach its peers.
     """
 
     def __init__(
@@ -174,12 +175,12 @@ class ElasticGroup:
         Learners that begin together take the weights of the first of them. A learner that joins takes those of others.
 
         Args:
-            strategy: that this learner is going to attach.
+            strategy: the strategy that this learner is going to attach.
             ready: the weights of this learner belong to this run.
-            steps: that its weights have seen.
+            steps: the number of steps that its weights have seen.
             agreement: text that must be equal on all learners.
 
-        Returns the transport, and the number of steps of the learner that has taken most of them.
+        Returns the transport, and the largest number of steps that the weights of a learner have seen.
 
         Raises StrategyError if the learners do not fit together, LaunchError if this learner cannot go on.
         """
@@ -295,13 +296,13 @@ class ElasticGroup:
         try:
             if learner.strategy.reforms_alone:
                 self._adopt(view, reason, learner)
-            elif reason:  # without a reason, a learner has only finished and left
+            elif reason:  # an empty reason: a learner has finished and left
                 learner.transport.fail(MembershipChangedError(reason))
         except BaseException as error:
             learner.transport.fail(error)
 
     def _link_changed(self, peer: int, reached: bool) -> None:  # noqa: FBT001
-        """A peer that the rendezvous still hears is cut off, or can be reached again. In a thread of the transport."""
+        """A peer that still lives can no longer be reached, or can be again. Called in a thread of the transport."""
         learner = self._learner
         assert learner is not None
         log.warning("learner %d can%s reach learner %d", self.id, " again" if reached else "not", peer)
@@ -363,7 +364,7 @@ class ElasticGroup:
         )
 
     def _wait_until_reachable(self) -> None:
-        """A learner that joins waits until it can reach all others: otherwise they would stop for it in vain.
+        """A learner that joins waits until it can reach all others: otherwise they would stop for a meeting that fails.
 
         Raises LaunchError if this learner is asked to stop meanwhile.
         """

@@ -18,8 +18,9 @@ from roundelay.errors import StrategyError
 class StepHooks:
     """Calls `before` and `after` once around every step of an optimizer.
 
-    A closure given to step() is run before `before`, so that its gradients are there as after `backward()`. The optimizer gets
-    its result. An optimizer subclass whose step() calls super().step() runs torch's hooks twice; the inner call is ignored here.
+    A closure given to step() is run before `before`, so that its gradients exist, as after `backward()`. The optimizer
+    gets the result of the closure. If the step() of an optimizer subclass calls super().step(), torch's hooks run
+    twice; the inner call is ignored here.
     """
 
     def __init__(self, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]) -> None:
@@ -88,7 +89,7 @@ class GradientHooks:
     """Calls `ready(index)` for every gradient that backward produces, and `after` when backward has ended.
 
     Attributes:
-        paused: call neither of them.
+        paused: while true, neither `ready` nor `after` is called.
     """
 
     def __init__(

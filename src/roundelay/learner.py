@@ -50,9 +50,9 @@ class Learner:
     no peer needs it any more; if the block raised, it leaves at once.
 
     In an elastic run (see `join`) learners may be lost, come back, and join. A learner that joins takes the state of others
-    before its first step. If the strategy re-forms alone (ADPSGD), no other learner notices more than that. Otherwise all
-    learners meet inside `backward` or `step`, and go on. A learner whose weights were replaced in a meeting drops the gradient
-    at hand: that step changes nothing.
+    before its first step. If the strategy can re-form without a meeting (ADPSGD, LocalSGD), the others go on
+    training. Otherwise all learners meet inside `backward` or `step`, and then go on together. If a meeting replaced
+    the weights of a learner, that learner drops its current gradient, and its current step changes nothing.
 
     If FSDP2 has sharded the module over a dimension of a mesh, a learner is a node: the processes that hold one replica in
     shards. Each process averages its shard with the same shard of other nodes.
@@ -147,7 +147,7 @@ class Learner:
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Backward passes in this block only add up gradients; the next one outside reduces the sum (DDP's no_sync)."""
+        """Backward passes in here only add up gradients; the next pass outside reduces the sum, like DDP's no_sync."""
         hooks = self._gradient_hooks
         before, hooks.paused = hooks.paused, True
         try:
@@ -198,7 +198,7 @@ class Learner:
         living node; the other processes of that node send their shards, one tensor at a time. With shards, buffers are
         the mean over the first processes of all nodes.
         """
-        # Read before the consensus: peers may leave as soon as it ends, and the shards of a node must decide alike.
+        # Read before the consensus: peers may leave as soon as it ends, and shards of a node need the same `first`.
         first = self.membership.living[0]
         with self.consensus() as mean_model:
             if self.transport.rank != first:
@@ -230,7 +230,7 @@ class Learner:
         return {"steps": self.steps, "strategy": self.strategy.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, with the module's current weights. If synchronous, all learners must call this."""
+        """Continue from `state`, with the module's current weights. With a synchronous strategy all must call this."""
         self.count_from(int(state["steps"]))
         self.strategy.load_state_dict(state["strategy"])
         self.replica.mark()

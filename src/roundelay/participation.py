@@ -32,15 +32,15 @@ class Participation:
     connect again; then the hook runs once more.
 
     Args:
-        strategy: of the learner.
+        strategy: the strategy of the learner.
         state: what a learner that joins receives.
-        world: where the learner is; None with `transport`.
+        world: the world of the learner; by default `init()`, unless `transport` is given.
         transport: the connection to the peers; by default that of the world.
         membership: the learners that take part; by default all of the transport's.
-        shards: of the module, if FSDP2 has sharded it.
+        shards: the processes that hold the module in shards, if FSDP2 has sharded it.
 
     Attributes:
-        times: of the hooks.
+        times: seconds that the hooks of the strategy have waited and worked.
         joined: this learner joined a run under way.
         elastic: whether learners may come and go.
     """
@@ -63,8 +63,8 @@ class Participation:
         self.times = StepTimes()
         self._membership_lock = threading.Lock()  # peers are lost in threads of the transport
         self._attached = self._closed = self._ready = self.joined = False
-        self._void = False  # the step at hand changes nothing: its gradient was dropped
-        self._behind = 0  # steps to take without peers, until this learner has taken as many as they
+        self._void = False  # the current step changes nothing: its gradient was dropped
+        self._behind = 0  # steps to take without peers, until this learner has caught up with them
         self._group: ElasticGroup | None = None
         self._agreed = membership is not None
         self._world = world or (None if transport else init())
@@ -93,8 +93,8 @@ class Participation:
         self._attach()
 
     def _attach(self) -> None:
-        """Give the strategy the transport and the weights of now."""
-        members = self.membership  # before a peer is lost, because all learners must use the same mixing
+        """Give the strategy the current transport and weights."""
+        members = self.membership  # read before a loss is reported: all learners must begin with one mixing
         self.transport.on_lost(self.peer_lost)
         self.transport.on_silent(self._peer_silent)
         if self._group is not None and self.strategy.synchronous:
@@ -111,7 +111,7 @@ class Participation:
 
     @property
     def steps_alone(self) -> bool:
-        """Whether the step at hand has nothing to do with the peers."""
+        """Whether the current step is taken without the peers: its gradient was dropped, or this learner catches up."""
         return self._void or self._behind > 0
 
     def check(self) -> None:
@@ -121,7 +121,7 @@ class Participation:
         self.transport.check()
 
     def run(self, begin: Callable[[], Steps]) -> None:
-        """Run a hook of the strategy; once more if learners had to meet meanwhile, unless this step goes on without them."""
+        """Run a hook of the strategy. If learners had to meet meanwhile, run it again, unless `steps_alone` is set."""
         while True:
             try:
                 self.times.drive(begin())
@@ -148,7 +148,7 @@ class Participation:
             self.times.drive(self.strategy.after_step())
         except CHANGES as error:
             self.recover(error)
-            self._void = False  # the gradient at hand was applied already
+            self._void = False  # the current gradient was already applied
 
     def together(
         self, compute: Callable[[tuple[int, ...]], Result], timeout_s: float | None, pause: Callable[[], Steps]

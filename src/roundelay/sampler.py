@@ -24,18 +24,18 @@ class ElasticSampler(Sampler[list[int]]):
                     ...
 
     In an elastic run the rendezvous gives every batch to the learner that asks next, so a fast learner gets more of them. The
-    batches that a lost learner had not used in a step are given to others; of its last step the rendezvous may not know, so
-    that batch may be used twice. In a world of fixed size the batches are dealt
-    out by rank. The order of an epoch depends only on (seed, epoch).
+    batches that a lost learner had not used in a step are given to others. The rendezvous may not have heard of the
+    last step of that learner, so the batch of that step may be used twice. In a world of fixed size the batches are
+    distributed by rank. The order of an epoch depends only on (seed, epoch).
 
     A batch counts as used when the Learner has taken the step. Batches that were drawn and not used, because the loop was left
     early or a step was skipped, come first in the next epoch.
 
     Args:
         dataset: what is sampled, or its length.
-        batch_size: at most so many samples; the sizes in an epoch differ by at most one.
-        epochs: in the whole run.
-        seed: of the order; the same on all learners.
+        batch_size: the largest number of samples in a batch; the sizes in an epoch differ by at most one.
+        epochs: number of epochs in the whole run.
+        seed: seed of the order; the same on all learners.
         batches_per_step: batches whose gradients are accumulated for one step.
         world: by default `init()`, from the environment.
     """
@@ -93,9 +93,9 @@ class ElasticSampler(Sampler[list[int]]):
         return math.ceil(self._chunks.per_epoch / learners)
 
     def remaining_epochs(self) -> Iterator[int]:
-        """The epochs that still have batches; an epoch may come twice if a lost learner has left some of it.
+        """The epochs that still have batches; an epoch may come twice if a lost learner did not use all its batches.
 
-        At the end this waits until no learner can leave a batch any more.
+        At the end of an elastic run this waits until no learner holds a batch that it has not used.
         """
         while True:
             outstanding = self._world.steps.taken > 0 and self._done() < len(self._drawn)
@@ -105,13 +105,13 @@ class ElasticSampler(Sampler[list[int]]):
             yield number // self._chunks.per_epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The batches that this learner has used. Every learner saves its own."""
+        """The batches that this learner has used, and those of the states it loaded. Every learner saves its own."""
         return {"total": self._total, "used": sorted([*self._used_before, *self._used, *self._drawn[: self._done()]])}
 
     def load_state_dict(self, *states: dict[str, Any]) -> None:
-        """Continue after the batches of these states. Each learner loads its own; one of them may load those of others, too.
+        """Continue after the batches of these states. Each learner loads its own state; one may load others', too.
 
-        Raises ConfigError if they are of another dataset, batch size or number of epochs, or if batches were drawn already.
+        Raises ConfigError if a state has another total number of batches, or if batches were drawn already.
         """
         if self._declared or self._drawn:
             raise ConfigError("load the state of an ElasticSampler before its first batch")
@@ -127,7 +127,7 @@ class ElasticSampler(Sampler[list[int]]):
         return min(max(steps * self._batches_per_step - self._left_over, 0), len(self._drawn))
 
     def _peek(self, *, patient: bool = False) -> int | None:
-        """The next batch of this learner, which stays the next one; None if there is none (with `patient`, for certain)."""
+        """The next batch, without using it up; None if none is left. `patient`: wait for batches given back."""
         if self._next is None:
             self._next = self._dealt() if self._world.client is None else self._asked(patient=patient)
         return self._next

@@ -19,7 +19,7 @@ class StepTimes:
         self.waited_s = self._mixed_s = 0.0
 
     def drive(self, steps: Steps) -> None:
-        """Run a generator to its end: block on every future that it yields. Raises what a future raises, unless it is caught."""
+        """Run a generator to its end; block on each future that it yields. Raises what the generator does not catch."""
         began, waited = time.perf_counter(), 0.0
         try:
             future = next(steps)

@@ -30,7 +30,9 @@ def test_json_has_every_candidate_every_point_and_what_is_left_out(capsys):
     assert all(list(row) == RANKING for row in printed["ranking"])
     assert all(list(row) == SCALING for row in printed["scaling"])
     assert printed["ranking"][0]["strategy"] == "adpsgd"
-    assert {"allreduce", "dpsgd", "adpsgd", "delay-by-one", "local-sgd"} == {row["strategy"] for row in printed["ranking"]}
+    assert {"allreduce", "dpsgd", "adpsgd", "delay-by-one", "local-sgd"} == {
+        row["strategy"] for row in printed["ranking"]
+    }
     assert {row["learners"] for row in printed["scaling"]} == {1, 2, 4, 8, 16}
     assert "contention" in printed["left_out"]
 

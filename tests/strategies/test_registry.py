@@ -37,9 +37,9 @@ def test_what_is_no_strategy_is_refused_with_what_is_allowed(name, words):
 
 def test_what_strategies_say_of_themselves():
     strategies = {name: strategy_named(name) for name in STRATEGIES}
-    assert [name for name, each in strategies.items() if not each.synchronous] == ["adpsgd"]
-    assert [name for name, each in strategies.items() if each.reforms_alone] == ["adpsgd"]
-    assert [name for name, each in strategies.items() if not each.uses_collectives] == ["adpsgd"]
+    assert [name for name, each in strategies.items() if not each.synchronous] == ["adpsgd", "local-sgd"]
+    assert [name for name, each in strategies.items() if each.reforms_alone] == ["adpsgd", "local-sgd"]
+    assert [name for name, each in strategies.items() if not each.uses_collectives] == ["adpsgd", "local-sgd"]
     assert [name for name, each in strategies.items() if each.needs_equal_weights] == [
         "allreduce",
         "delay-by-one-gradients",

@@ -50,10 +50,10 @@ class Row:
 
     Attributes:
         steps_per_s: of all learners together.
-        ratio_to_none: to no communication, in the same repetition.
+        ratio_to_none: steps_per_s divided by that without communication, in the same repetition.
         exchanges_per_step: own exchanges that a learner has finished, per step.
         device_copies: additional memory on the device, in models.
-        host_copies: memory of the host, in models; None through shared memory, which two processes map at once.
+        host_copies: memory of the host, in models; None with shared memory, because two processes map the same pages.
     """
 
     strategy: str

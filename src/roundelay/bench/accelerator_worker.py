@@ -5,6 +5,7 @@ All learners measure the cases in order. Learner 0 prints one line per case: a J
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import sys
@@ -140,8 +141,11 @@ def _module(parameters: int, device: torch.device) -> nn.Module:
 
 def tensor_bytes() -> int:
     """Bytes of all tensors in this process, on any device. Memory that several tensors share counts once."""
-    tensors = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter)]
-    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+    storages: dict[int, int] = {}
+    for each in gc.get_objects():
+        if type(each) in (Tensor, nn.Parameter):
+            with contextlib.suppress(NotImplementedError):  # another thread is just making or freeing this tensor
+                storages[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
     return sum(storages.values())
 
 

@@ -104,7 +104,7 @@ def _exchanges(learner: Learner | None) -> float:
 
 
 def _equal_steps(step: Callable[[], None], case: Case, seconds: float) -> int:
-    """Learners that wait for each other must take equally many steps."""
+    """Take a fixed number of steps, because learners that wait for each other must take equally many."""
     count = max(3, round(seconds / (case.step_s * case.slow)))
     for _ in range(count):
         step()

@@ -67,7 +67,7 @@ class FaultInjector:
     Attributes:
         happened: seconds of the run at which each fault was carried out.
         impossible: faults that could not be carried out, with the reason.
-        left: faults that are not due yet; after the run, those that it did not live to see.
+        left: faults that are not due yet; after the run, the faults that were due only after its end.
     """
 
     def __init__(self, faults: Iterable[Fault], metrics: Path) -> None:

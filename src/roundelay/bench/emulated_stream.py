@@ -26,8 +26,8 @@ class EmulatedMark(threading.Event):
 class EmulatedStream:
     """Copies and adds in a thread of their own, in order. A copy takes at least its bytes divided by the bandwidth.
 
-    The compute stream is the training thread itself: what an accelerator would compute runs there, on the CPU. `compute_from` and
-    `excess_s` let a benchmark deduct what the CPU needs for it.
+    The compute stream is the training thread itself: what an accelerator would compute runs there, on the CPU. With
+    `compute_from` and `excess_s` a benchmark can deduct the time that the CPU needs for this work.
 
     Args:
         bandwidth_Bps: of copies between host and device, in bytes a second.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,6 +16,7 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor, nn
 
+from roundelay import threads
 from roundelay.bench.exchange import Plan
 from roundelay.strategies.pair_average import PairAverage
 from roundelay.threads import yield_to_computation
@@ -30,7 +30,7 @@ AGAIN, DONE = b"a", b"d"
 
 
 class NoCollectives(Collectives):
-    """An exchange needs none."""
+    """Collectives that raise when they are called, because an exchange needs none."""
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
         raise AssertionError("the benchmark sums nothing")
@@ -84,8 +84,7 @@ def _both_ways(plan: Plan, plain: socket.socket) -> Callable[[], object]:
     outgoing, incoming = (memoryview(bytearray(4 * plan.parameters)) for _ in range(2))
 
     def floor() -> None:
-        sender = threading.Thread(target=plain.sendall, args=(outgoing,))
-        sender.start()
+        sender = threads.start("floor", lambda: plain.sendall(outgoing))
         view = incoming
         while view:
             view = view[plain.recv_into(view) :]

@@ -15,7 +15,7 @@ from roundelay.training.metrics import Row, read_rows
 PACE_S = 5.0  # the pace is measured over this many seconds
 RECOVERY_S = 5.0  # this long after a loss is noticed the pace is measured again
 NEAR_BEFORE_S, NEAR_AFTER_S = 6.0, 10.0  # a pause this close to a loss counts as a stall
-_CLOCKS_S = 0.5  # the time of a fault is known to that
+_CLOCKS_S = 0.5  # the time of a fault is known to within this many seconds
 
 
 def outcome(folder: Path, faults: Sequence[tuple[float, int]]) -> dict[str, Any]:

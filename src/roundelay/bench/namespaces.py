@@ -18,7 +18,7 @@ from roundelay.errors import RoundelayError
 PREFIX = "rdly"
 INTERFACE = "eth0"  # inside a namespace
 NEEDED = ("ip", "tc", "unshare")
-BURST_BYTES = 131072  # sent at full speed before the rate holds; two of the largest segments
+BURST_BYTES = 131072  # sent at full speed before the limit applies: two of the largest segments
 QUEUE_MS = 50  # what a link buffers
 
 

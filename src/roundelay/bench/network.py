@@ -23,7 +23,7 @@ EVALUATED_PIECES = 100  # of the validation text
 
 @dataclass(frozen=True)
 class Strategy:
-    """A line of the result: what it is called, the registered name, and its options."""
+    """A line of the result: its label, the registered name of the strategy, and the strategy's options."""
 
     label: str
     name: str
@@ -89,8 +89,8 @@ class Row:
         rate: of every link.
         strategy: its label.
         steps_per_s: of all learners together.
-        ratio_to_none: steps_per_s over that without communication.
-        bytes_per_step: that a machine sends per own step.
+        ratio_to_none: steps_per_s divided by steps_per_s without communication.
+        bytes_per_step: bytes that a machine sends in one of its own steps.
         losses: language: (seconds, validation loss of the mean model), at equal times.
         ddp_loss_s: language: seconds until the loss that DDP has at its end; None if it was not reached.
     """

@@ -73,7 +73,7 @@ class Emulated(Task):
         return torch.ones(1, requires_grad=True)
 
     def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
-        """The sum of the output. Writes the time of the call to the trace, a mapped file, as fast as to memory."""
+        """The sum of the output. Writes the time of the call to the trace, a memory-mapped file."""
         if self._times is None and self.config.trace:
             name = Path(self.config.trace) / f"{os.environ[LEARNER]}.npy"
             self._times = open_memmap(name, mode="w+", dtype=np.float64, shape=(self.config.steps + 1,))

@@ -131,7 +131,8 @@ _CONFIGURATION_OPTIONS = {
     "strategy": (
         "strategy",
         "S",
-        "how learners average: adpsgd, dpsgd, allreduce, delay-by-one, delay-by-one-gradients, or module:Class",
+        "how learners average: adpsgd, dpsgd, allreduce, delay-by-one, delay-by-one-gradients, local-sgd, or "
+        "module:Class",
     ),
     "topology": (
         "topology",

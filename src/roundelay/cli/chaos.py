@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from roundelay.cli.arguments import add_configuration, configured, dated_folder, positive_int
 from roundelay.errors import RoundelayError, UsageError
 
 FAULTS = ("kill", "freeze", "join")
+Result = TypeVar("Result")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,16 +72,15 @@ def _simulate(args: argparse.Namespace) -> int:
     if args.recipe is not None or args.kill or args.freeze or args.join or not (args.seed or "0").isdecimal():
         raise UsageError("--simulated draws its learners and faults from --seed S, a whole number; leave out the rest")
     torch.set_num_threads(1)
-    logging.getLogger("roundelay").setLevel(logging.CRITICAL)  # learners log every peer that they lose
     seeds = range(int(args.seed or 0), int(args.seed or 0) + (args.schedules or 100))
     faults = 0
     for seed in seeds:
         schedule = Schedule.drawn(seed)
         faults += len(schedule.faults)
-        if violations := FaultWorld(schedule).run():
+        if violations := _quietly(FaultWorld(schedule).run):
             for violation in violations:
                 print(violation)
-            print(f"schedule: {shrunk(schedule)}")
+            print(f"schedule: {_quietly(functools.partial(shrunk, schedule))}")
             raise RoundelayError(
                 f"seed {seed} breaks an invariant; replay it with: roundelay chaos --simulated --schedules 1 --seed {seed}"
             )
@@ -86,6 +88,17 @@ def _simulate(args: argparse.Namespace) -> int:
     for name, meaning in INVARIANTS.items():
         print(f"  {name}: {meaning}")
     return 0
+
+
+def _quietly(work: Callable[[], Result]) -> Result:
+    """Call `work` without the warnings of learners, which log every peer that they lose."""
+    log = logging.getLogger("roundelay")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        return work()
+    finally:
+        log.setLevel(before)
 
 
 def _print(result: dict[str, Any], folder: Path) -> None:

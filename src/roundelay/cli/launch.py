@@ -23,13 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
     add("--learners", type=positive_int, default=2, metavar="N", help="learners of the run (default: 2)")
-    add("--min-learners", type=positive_int, default=1, metavar="N", help="with fewer the run stops (default: 1)")
+    add("--min-learners", type=positive_int, default=1, metavar="N", help="stop below N living learners (default: 1)")
     add(
         "--restarts",
         type=int,
         default=0,
         metavar="R",
-        help="start a failed learner again so often; -1: always (default: 0)",
+        help="how many times to start a failed learner again; -1: no limit (default: 0)",
     )
     add(
         "--logs",

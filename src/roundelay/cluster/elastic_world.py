@@ -90,7 +90,7 @@ class Rendezvous:
             time.sleep(LOOK_EVERY_S)
 
     def close(self) -> None:
-        """Stop serving. Learners that still train go on without it. Idempotent."""
+        """Stop serving. Learners that still train go on without the rendezvous. Idempotent."""
         if not self._closing:
             self._closing = True
             self.server.close()

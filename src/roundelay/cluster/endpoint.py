@@ -46,7 +46,7 @@ class Endpoint(Protocol):
 
 
 class TcpEndpoint:
-    """An endpoint of our own sockets, for runs in which learners may come and go.
+    """An endpoint with Roundelay's own sockets, for runs in which learners may come and go.
 
     Args:
         host: the interface to listen on.
@@ -137,7 +137,7 @@ class WorldEndpoint:
 
 
 class _NoCollectives(Collectives):
-    """For runs without a store: Gloo and NCCL have no authentication, so they must be allowed."""
+    """For runs without a store: Gloo and NCCL have no authentication, so the user must allow them."""
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
         """Raises LaunchError."""

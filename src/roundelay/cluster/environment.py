@@ -60,10 +60,10 @@ class World:
         local_rank: rank of this learner among those of its machine.
         local_size: number of learners on this machine; the natural size of a super-learner.
         ranks: torch's ranks of these learners; empty if every process of torch's world is one of them.
-        group: their process group, if only these processes call `init`; else None, for torch's whole world.
+        group: the process group of these learners, if only they call `init`; None means torch's whole world.
         client: the connection to the rendezvous of an elastic run, in which learners may come and go; else None.
         endpoint: connects to the learners of an elastic run; else None.
-        steps: taken by the learner of this world.
+        steps: counts the steps that the learner of this world has taken.
     """
 
     rank: int

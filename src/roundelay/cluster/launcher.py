@@ -33,11 +33,11 @@ class LearnerProcess:
 
     Args:
         command: what to run.
-        environment: variables that the process gets besides ours.
+        environment: variables that the process gets in addition to those of the launcher.
         output: a file for all that the process writes; None gives lines to `read`.
 
     Attributes:
-        name: of the process among all machines of the run.
+        name: name of the process, unique among all machines of the run.
         starts: how often it was started.
     """
 
@@ -49,7 +49,7 @@ class LearnerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, joins: bool) -> None:
-        """Start it, for the first time or again. With `joins`, it is to join a run that is under way."""
+        """Start the process, for the first time or again. With `joins`, the process must join a run under way."""
         self.starts += 1
         with contextlib.ExitStack() as stack:
             file: IO[bytes] | int = subprocess.PIPE
@@ -67,7 +67,7 @@ class LearnerProcess:
 
     @property
     def streams(self) -> list[tuple[IO[bytes], IO[str]]]:
-        """The pipes of the process, each with the stream of ours that its lines go to."""
+        """The pipes of the process, each with the launcher's stream that its lines go to."""
         if self._process is None or self._process.stdout is None or self._process.stderr is None:
             return []
         return [(self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)]
@@ -97,9 +97,9 @@ class Launcher:
         ticket: the file with the ticket of the run.
         learners: ids of the learners to start here; None lets the rendezvous choose.
         restarts: how often one learner may be started again; -1 for no limit.
-        logs: a folder for one file per learner; by default lines are shown with the learner before them.
-        died: called with the name of a process that failed and how; tells the rendezvous.
-        waiting: which learners are missing, as a sentence; empty if none is.
+        logs: a folder for one file per learner; by default lines are shown after the learner's id or process name.
+        died: called with the name of a process that failed and how it ended; tells the rendezvous.
+        waiting: returns a sentence that says which learners are missing; empty if none is.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Launcher:
             process.send(number if len(self._signals) == 1 else signal.SIGKILL)
 
     def _look(self) -> None:
-        """Notice processes that have ended, and start those again whose time has come."""
+        """Notice processes that have ended, and start failed ones again when their waiting time is over."""
         for index in [index for index in self._running if self._processes[index].exit_code is not None]:
             self._running.discard(index)
             if self._processes[index].exit_code:
@@ -213,7 +213,7 @@ class Launcher:
             rest[:] = last
 
     def _say_who_is_missing(self) -> None:
-        """At once and then every few seconds."""
+        """Say which learners are missing, at once and then every few seconds."""
         if time.monotonic() - self._said < 5.0:
             return
         if waiting := self._waiting():
@@ -238,7 +238,7 @@ class Launcher:
 
 
 def _end_with_the_launcher() -> None:
-    """In the new process: have the kernel kill it when the launcher has ended, however that was. On Linux only."""
+    """Runs in the new process: the kernel will kill it when the launcher ends for any reason. On Linux only."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("training with Accelerate", "accelerate") from error
 
-ENGINES = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")  # they own the weights or the optimizer
+ENGINES = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")  # these engines own the weights or the optimizer
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ def averaging(
     Raises StrategyError if DeepSpeed, FSDP or another engine owns the weights.
 
     Args:
-        accelerator: has prepared the others.
+        accelerator: the Accelerator that has prepared the model and the optimizer.
         model: as `prepare` has returned it, or without DistributedDataParallel.
         optimizer: as `prepare` has returned it.
         strategy: how learners average.

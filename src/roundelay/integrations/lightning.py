@@ -212,7 +212,7 @@ class RoundelayStrategy(DDPStrategy):
         return loaded
 
     def _resume(self, learner: Learner, filepath: str) -> None:
-        """Continue from the own state beside the checkpoint, if all learners have theirs."""
+        """Continue from this learner's state beside the checkpoint if every learner has one; else from the mean."""
         own = Path(self._own_file(filepath))
         state = self.checkpoint_io.load_checkpoint(own, weights_only=True) if own.is_file() else {}
         if not self.reduce_boolean_decision(state.get("learners") == self.world_size):

@@ -6,12 +6,12 @@ import logging
 import os
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from roundelay import threads
 from roundelay.cluster.elastic_world import JOINS, LEARNER, PROCESS, Rendezvous
 from roundelay.cluster.ticket import TICKET
 from roundelay.errors import LaunchError, MissingExtraError
@@ -25,7 +25,7 @@ except ImportError as error:
 log = logging.getLogger("roundelay")
 
 LOOK_EVERY_S, ALIVE_EVERY_S = 0.5, 1.0
-SILENT_AFTER_S = 15.0  # an actor without a process: Ray is starting it again, or has no node for it
+SILENT_AFTER_S = 15.0  # an actor silent for so long has no process: Ray starts it again, or has no node for it
 
 Report = Callable[[int, dict[str, Any]], None]
 _own: tuple[Any, int] | None = None  # in the process of a learner: the actor with the rendezvous, and the learner's id
@@ -57,11 +57,11 @@ def run(
         min_learners: with fewer living learners the run stops.
         open_collectives: allow Gloo and NCCL, which have no authentication, between nodes. `consensus` and all strategies
             except ADPSGD need them.
-        on_report: called in this process with the learner and what it gave to `report`.
+        on_report: called in this process with the learner's id and the figures that the learner gave to `report`.
 
     Returns what `fn` has returned, by learner; a learner that was lost for good is missing.
 
-    Raises the first learner's error if no learner has finished.
+    Raises the error of the first learner that failed, if no learner has finished.
     """
     if not ray.is_initialized():
         ray.init()
@@ -159,7 +159,7 @@ class _Hub:
         self._rendezvous.server.process_died(str(learner), reason)
 
     def look(self) -> tuple[list[tuple[int, dict[str, Any]]], list[int]]:
-        """New reports, and the learners without a process, once the run has no living learner that they could join."""
+        """New reports, and learners without a process. The second list stays empty while a learner is alive to join."""
         reports, self._reports = self._reports, []
         server, now = self._rendezvous.server, time.monotonic()
         silent = [learner for learner, heard in self._heard.items() if now - heard > SILENT_AFTER_S]
@@ -178,7 +178,7 @@ class _LearnerActor:
         os.environ.update(names)
         if joins:
             log.warning("learner %d is started again on node %s", learner, ray.util.get_node_ip_address())
-        threading.Thread(target=self._stay_alive, args=_own, daemon=True).start()
+        threads.start("ray-alive", lambda: self._stay_alive(hub, learner))
 
     def train(self, fn: Callable[..., Any], config: object) -> Any:  # noqa: ANN401
         return fn() if config is None else fn(config)

@@ -93,7 +93,7 @@ class RoundelayMixin:
         return prepared
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """First leave the mean in the model for good, so that `load_best_model_at_end` has the last word."""
+        """First put the mean into the model for good; then `load_best_model_at_end` may replace it by the best one."""
         assert self.learner is not None
         learner, self.learner = self.learner, None
         with learner:
@@ -180,7 +180,7 @@ class RoundelayMixin:
         return state | {"weights": weights, "optimizer": learner.optimizer.state_dict()}
 
     def _resume(self, learner: Learner, checkpoint: str) -> None:
-        """Continue from the own state in the checkpoint, if all learners have theirs; else from the mean model."""
+        """Continue from this learner's state in the checkpoint if every learner has one; else from the mean model."""
         own = Path(checkpoint) / self._own_file
         state = torch.load(own, weights_only=True, map_location="cpu") if own.is_file() else {}
         found = torch.tensor([float(state.get("learners") == learner.transport.size)])

@@ -55,7 +55,10 @@ class GPT(nn.Module):
         self._initialize(layers)
 
     def _initialize(self, layers: int) -> None:
-        """GPT-2's: normal with deviation 0.02; layers that add to the residual stream are smaller, since there are many."""
+        """Initialize as GPT-2 does: normal with standard deviation 0.02, zero biases.
+
+        Layers that add to the residual stream get smaller weights, because their outputs sum up over all blocks.
+        """
         for name, weight in self.named_parameters():
             if weight.dim() > 1:
                 adds = name.endswith(("attended.weight", "narrow.weight"))

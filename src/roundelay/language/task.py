@@ -89,7 +89,7 @@ class Characters(Task):
             )
 
     def batch(self, samples: Sequence[int], generator: torch.Generator) -> Tensor:
-        """Pieces (B, context + 1): each moved by up to `context` characters from where its number says."""
+        """Pieces (B, context + 1). Each begins up to `context` characters away from the place that its number gives."""
         context, numbers = self.config.context, self.text.splits["train"]
         shifts = torch.randint(context, (len(samples),), generator=generator)
         starts = (torch.tensor(samples) * context + shifts).clamp_(max=len(numbers) - context - 1)
@@ -100,7 +100,7 @@ class Characters(Task):
         return _cross_entropy(module, batch).mean()
 
     def evaluate(self, module: nn.Module, split: str, part: int = 0, parts: int = 1) -> dict[str, float]:
-        """Sums over the pieces of a split, which follow each other: the mean loss per character of each piece."""
+        """Sums over the consecutive pieces of a split. The loss of a piece is its mean loss per character."""
         if split not in ("valid", "test"):
             raise ConfigError(unknown("split", split, ("valid", "test")))
         context, numbers = self.config.context, self.text.splits[split]

@@ -26,13 +26,16 @@ FAULTS_S, MENDED_S, TRAIN_S, END_S = 5.0, 11.0, 12.0, 32.0  # a learner takes ab
 TOLD_S = 0.05  # from a change of the membership until the learners are told
 LR, SLOW = 0.05, 8.0
 AGREED = 0.2  # distance of two learners at the end; their targets are about 1 apart
-LATE_S, LATE_STEPS = 10.0, 5  # in the last seconds a learner must take so many steps
-CUT_EXCHANGE = 2.0  # an exchange that a death or a cut interrupts leaves less than this of the sum behind
+LATE_S, LATE_STEPS = 10.0, 5  # in the last LATE_S seconds every learner must take at least LATE_STEPS steps
+CUT_EXCHANGE = 2.0  # an interrupted exchange changes the sum of all weights by less than this
 
 
 @dataclass(frozen=True, order=True)
 class SimulatedFault:
-    """What happens at `at_s`: kill, cut (of the link to `other`), join, slow (both until `until_s`), or a gradient of NaN."""
+    """A fault at `at_s`: kill, cut (the link to `other`), join, slow, or nan (a gradient of NaN).
+
+    A cut and a slow learner last until `until_s`.
+    """
 
     at_s: float
     kind: str
@@ -207,7 +210,7 @@ class FaultWorld:
 
     def _weights(self, rank: int) -> Tensor:
         flat = self._learners[rank].strategy.weights()
-        if flat is None:  # it has not begun
+        if flat is None:  # the strategy has not begun
             return next(self._learners[rank].module.parameters()).detach()
         return flat.views[0].detach()
 

@@ -84,7 +84,7 @@ class Ports:
     def arrival(self, sender: int, receiver: int, nbytes: float, now: float, *, streamed: bool = False) -> float:
         """The time at which a message that is sent at `now` arrives; each port is busy until the message has passed.
 
-        A `streamed` message was sent while one of the same size came the other way, which has just arrived.
+        `streamed`: the message was sent while a message of the same size came in, and that message has just arrived.
         """
         links = self.links
         a, b = sender // links.node_size, receiver // links.node_size

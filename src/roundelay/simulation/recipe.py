@@ -70,7 +70,7 @@ class SimulatedRun:
             self.sink.close()
 
     def at_boundary(self, number: int, *, lockstep: bool) -> None:
-        """Evaluate the mean model once per boundary: in lockstep when the last learner comes, else when the first does."""
+        """Evaluate the mean model once per boundary: in lockstep when the last learner reaches it, else the first."""
         self._arrived[number] = self._arrived.get(number, 0) + 1
         if self._arrived[number] == (len(self.learners) if lockstep else 1):
             samples_seen = self.learners[0].position.partition.chunks.samples_before(number)

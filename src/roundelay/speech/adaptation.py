@@ -36,9 +36,9 @@ from roundelay.training.config import at_least
 LOGMEL, FMLLR, IVECTOR = "logmel", "fmllr", "ivector"
 KINDS = (LOGMEL, FMLLR, IVECTOR)
 FIRST_PASS_SCALE = 0.1  # of the Gaussians' log likelihoods, since frames are not independent
-FRAMES_PER_GAUSSIAN, MOST_GAUSSIANS = 100, 16  # of a state
+FRAMES_PER_GAUSSIAN, MOST_GAUSSIANS = 100, 16  # a state has one Gaussian for every 100 frames, at most 16
 UBM_FRAMES = 500_000  # at most, to fit the background model of i-vectors
-SPEAKERS_AT_ONCE = 64  # adapted features of so many speakers are in memory
+SPEAKERS_AT_ONCE = 64  # so many speakers' adapted features are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class IvectorConfig:
     """Sizes of i-vectors.
 
     Attributes:
-        dimension: of the i-vector; 100 in the papers. More than there are training speakers is of no use.
+        dimension: of the i-vector; 100 in the papers. More dimensions than training speakers are of no use.
         components: Gaussians of the background model.
     """
 
@@ -55,7 +55,7 @@ class IvectorConfig:
 
 
 class Training(NamedTuple):
-    """What an adaptation is trained on: features, and states and speakers of the training utterances."""
+    """What an adaptation is trained on: features, states and speakers of the training utterances, and the tying."""
 
     features: FramesByUtterance
     labels: Mapping[str, Ints]
@@ -72,7 +72,7 @@ class Adaptation:
         gmm: Gaussians of unadapted features.
         model: Gaussians of adapted features; None without fMLLR.
         extractor: None without i-vectors.
-        scale_K: 1/σ of adapted features over all training speakers, so that they are as large as log-mel features.
+        scale_K: 1/σ of adapted features over all training speakers, so that their variance is 1.
     """
 
     kinds: tuple[str, ...]
@@ -97,7 +97,7 @@ class Adaptation:
     def _fit(
         cls, kinds: tuple[str, ...], training: Training, projection: Projection, ivector: IvectorConfig
     ) -> Adaptation:
-        """The same from projected features."""
+        """Like `fit`, but `training` has features that are already projected."""
         projected, labels, speakers, tying = training
         count_S = sum((np.bincount(each, minlength=tying.num_states) for each in labels.values()), np.zeros(1))
         number_S = np.clip(count_S // FRAMES_PER_GAUSSIAN, 1, MOST_GAUSSIANS).astype(np.int32)
@@ -124,7 +124,7 @@ class Adaptation:
     def adapted(
         self, frames: Mapping[str, NDArray[Any]], states: Mapping[str, Ints | None], decoder: Decoder | None
     ) -> dict[str, NDArray[np.float16]]:
-        """Features of one speaker's utterances. `decoder` finds the states of utterances where they are None."""
+        """Adapted features of one speaker's utterances. `decoder` finds the states of an utterance if None is given."""
         projected = {name: self.gmm.projection(each) for name, each in frames.items()}
         columns: dict[str, dict[str, NDArray[Any]]] = {LOGMEL: dict(frames)}
         if self.model:

@@ -47,7 +47,7 @@ class Aligner(NamedTuple):
     def __call__(self, frames_TD: NDArray[Any], graph: Graph) -> Hypothesis:
         """The best path of one utterance through the graph of its sentence.
 
-        Raises SpeechError if the utterance has fewer frames than its sentence has states.
+        Raises SpeechError if no complete path is found, for example if there are fewer frames than states.
         """
         scores = np.asarray(self.score(frames_TD), np.float32)
         for beam in _BEAMS:

@@ -159,7 +159,7 @@ def _frames(file: Any, first: int, count: int | None) -> Samples:  # noqa: ANN40
         return np.zeros((0, file.channels), np.float32)
     file.seek(first)
     left = file.frames - first
-    # Durations are rounded: one that ends less than 1 ms before the end of the file means up to the end.
+    # Durations are rounded: if a piece ends less than 1 ms before the end of the file, read up to the end.
     if count is not None and count < left - file.samplerate / 1000:
         left = count
     blocks = []
@@ -205,7 +205,7 @@ def _promised_frames(path: Path, file: Any) -> int:  # noqa: ANN401  # a SoundFi
         return int(count[1]) if count else int(file.frames)
     data = re.search(r"^data : (\d+) \(should be (\d+)\)", file.extra_info, re.MULTILINE)
     if data and 0 < int(data[2]) < int(data[1]) < 0xFFFFFFF0:  # in a stream of unknown length the field is all ones
-        return int(file.frames) + 1  # one more than there are shows that the file is truncated
+        return int(file.frames) + 1  # any number above file.frames tells the caller that the file is truncated
     return int(file.frames)
 
 

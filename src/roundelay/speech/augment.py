@@ -31,7 +31,7 @@ class AugmentConfig:
 
 
 def masked(frames_BTF: Tensor, mel_bins: int, config: AugmentConfig, generator: torch.Generator) -> Tensor:
-    """Windows in which a random band of bins and a random run of frames are zero, the mean of normalised features.
+    """Windows in which a random band of bins and a random run of frames are zero, which is the mean.
 
     The derivatives of a masked bin are masked too. Appended features (i-vectors) are not.
     """

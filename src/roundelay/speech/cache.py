@@ -72,7 +72,7 @@ def find_corpus(name: str, data: Path | None = None) -> Path:
     if place.is_file():
         return _unpacked(place)
     for path in sorted(place.iterdir()):
-        if path.is_dir() and path.name.lower() == name:  # LibriSpeech is written so
+        if path.is_dir() and path.name.lower() == name:  # the folder's name may have capitals: LibriSpeech
             return path
     archives = (place / f"{name}{suffix}" for suffix in ARCHIVES)
     archive = next((path for path in archives if path.is_file()), None)

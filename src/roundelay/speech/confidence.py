@@ -1,7 +1,9 @@
-"""How sure a recogniser is of each word, and what it hears where it is not.
+"""The confidence of each recognised word. Words with a low confidence are shown as unknown.
 
 The confidence of a word is the geometric mean, over its frames, of the network's probability of the phone that the path has
-there: Σ p(s|x) over the states s of that phone. It needs no lattice. A filler, which takes the best phone in every frame, has
+there: Σ p(s|x) over the states s of that phone. With fMLLR, p(s|x)
+also includes the adapted Gaussians (`Recogniser.log_likelihoods`). No lattice is needed.
+A filler, which takes the best phone in every frame, has
 a mean near 1 in clear speech. So a word far below that does not fit its sound: another word was said, or nothing.
 """
 

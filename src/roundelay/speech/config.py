@@ -26,7 +26,7 @@ class LmConfig:
     Attributes:
         arpa: an ARPA file; empty: count the transcripts of the training split.
         order: words in the longest n-grams that are counted.
-        smoothing: of the counts.
+        smoothing: witten-bell or kneser-ney.
     """
 
     arpa: str = ""
@@ -47,7 +47,7 @@ class SpeechConfig(TaskConfig):
         states: states of the HMM. 0: three for each phone, or those of Kaldi's tree. Otherwise the maximum of tied triphones.
         window: frames of a training sample; 21 in the papers; 0: whole utterances.
         features: logmel; fmllr: 40 features, transformed for each speaker; ivector: numbers that describe the speaker. Those
-            that are named are put side by side. All three give the papers' 260.
+            that are named are put side by side. All three together have the papers' 260 dimensions.
         allow_pipes: run the commands in Kaldi's wav.scp; only if you trust them.
     """
 

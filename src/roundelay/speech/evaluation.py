@@ -28,7 +28,7 @@ EXAMPLES = 12  # utterances with errors in evaluation-*.json
 def evaluate_run(run: Path, split: str, data: Path | None = None, passes: int = PASSES) -> dict[str, Any]:
     """WER and further figures of one split of the run's corpus, or of the manifest folder `data`.
 
-    `passes` is the number of times that speech is decoded if speakers are adapted to (`Recogniser.recognised_in_passes`).
+    `passes` is how often speech is decoded if the run uses fMLLR (`Recogniser.recognised_in_passes`).
 
     Writes recogs-*.txt, errs-*.txt, words-*.ctm and evaluation-*.json into the run, and problems-*.txt if there are problems.
     `real_time_factor` is the time for network and search, on all processors of this process, divided by the length of the speech.

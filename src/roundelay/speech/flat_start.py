@@ -13,8 +13,8 @@ first, training never takes it back; this is why only the loud part is divided. 
 clicks and the noise of each room. With one Gaussian it would lose frames to phones with broad Gaussians (HH, the closure of
 P), so it gets several.
 
-Frames are read, projected and scored utterance by utterance, again in every iteration. In memory are labels and transcripts
-only: the labels of an hour of speech take 1.4 MB.
+Frames are read, projected and scored utterance by utterance, again in every iteration. Only labels and transcripts
+stay in memory: the labels of an hour of speech take 1.4 MB.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class FlatStart:
 
 
 def flat_start(features: FramesByUtterance, transcripts: Transcripts, workers: int | None = None) -> FlatStart:
-    """State labels from features and transcripts. The tying should be `Monophones`, since no tree can be grown before."""
+    """State labels from features and transcripts. The tying should be `Monophones`, since a tree needs labels first."""
     texts, lexicon, tying = transcripts
     failed = {
         name: f"not in the lexicon: {', '.join(words)}" for name in texts if (words := lexicon.unknown([texts[name]]))
@@ -129,7 +129,7 @@ def uniform_alignment(num_frames: int, loud: Span, words: Sequence[str], lexicon
 
 
 def loud_part(loudness_T: NDArray[Any]) -> Span:
-    """From the first to the last loud frame, with a margin. Loud: above the middle of the 5th and 95th percentile.
+    """From the first to the last loud frame, with a margin. Loud: above the mean of the 5th and 95th percentiles.
 
     >>> loud_part(np.repeat([0.0, 1.0, 0.2, 1.0, 0.1], 20))
     Span(first=12, last=88)

@@ -5,8 +5,8 @@ With ξ = (x, 1) and W = (A b) the transform is x' = W ξ. For frames t in compo
     Q(W) = β log|det A| − ½ Σ_i (w_i G_i w_iᵀ − 2 w_i k_iᵀ)
     G_i = Σ_t ξ_t ξ_tᵀ / σ²_ci        k_i = Σ_t ξ_t μ_ci / σ²_ci        β = Σ_t 1
 
-is the log likelihood of x' and of the change of volume, up to a constant. One row w_i at a time has a closed maximum, so Q
-never falls.
+is the log likelihood of the frames x, up to a constant; log|det A| accounts for the change of volume. For one row w_i
+at a time the maximum has a closed form, so Q never falls.
 
 >>> frames = np.random.default_rng(0).standard_normal((500, 2))
 >>> one = Gaussians(np.zeros((1, 2)), np.ones((1, 2)))
@@ -32,9 +32,9 @@ from roundelay.speech.segments import Ints
 
 SHRINKAGE = 200.0  # frames drawn from the model itself that are added to those of every speaker
 _AT_ONCE = 500  # frames whose products ξ ξᵀ / σ² are in memory together
-_SWEEPS = 10  # over all rows
+_SWEEPS = 10  # of one estimate, over all rows of W
 _REASSIGNMENTS = 2  # of frames to components, each followed by a new estimate
-_ADAPTIVE_ROUNDS = 3  # of transforms and Gaussians in turn
+_ADAPTIVE_ROUNDS = 3  # each estimates all transforms, then fits the Gaussians again
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +177,7 @@ def adaptive_training(
 ) -> tuple[SpeakerModel, dict[str, Doubles]]:
     """Speaker-adaptive training: transforms of all speakers and Gaussians of the transformed features, in turn.
 
-    `mixtures` are those of the features as they are. Each of the two steps can only raise the likelihood, but for shrinkage.
+    `mixtures` were fitted to untransformed features. Without shrinkage, each step could only raise the likelihood.
     """
     by_speaker: dict[str, list[str]] = {}
     for name in labels:

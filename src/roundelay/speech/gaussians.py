@@ -15,12 +15,12 @@ from roundelay.speech.segments import Ints
 
 Doubles = NDArray[np.float64]
 
-_VARIANCE_FLOOR = 0.01  # of the variance over all frames
+_VARIANCE_FLOOR = 0.01  # as a fraction of the variance over all frames
 LEAST_VARIANCE = 1e-6  # of directions in which the features are constant
 _SPLIT = 0.5  # a Gaussian is split into two that lie this many standard deviations to either side of its mean
 _NUMBERS_AT_ONCE = 2**24  # frames × components in memory
 BLOCK = 20_000  # frames that are assigned to components together
-_REASSIGNMENTS = 6  # of all frames to newly fitted Gaussians, after each round of splits
+_REASSIGNMENTS = 6  # how often frames are assigned and Gaussians fitted again after each round of splits
 
 
 class FramesByUtterance(Protocol):
@@ -123,7 +123,7 @@ class Mixtures:
         return fitted
 
     def refitted(self, labelled: Iterable[tuple[NDArray[Any], Ints]]) -> Mixtures:
-        """Mixtures fitted to these frames, each in the component of its state that is nearest now."""
+        """Mixtures fitted again: each frame goes to the most likely component of its state in the present mixtures."""
         return self._of(self._assigned(labelled), self.number_S)
 
     def _assigned(self, labelled: Iterable[tuple[NDArray[Any], Ints]]) -> Statistics:
@@ -144,7 +144,7 @@ class Mixtures:
         return cls(Gaussians.fit(seen), log_weight, first_S)
 
     def _split(self, count_C: Doubles, now_S: Ints, wanted_S: Ints) -> tuple[Mixtures, Ints]:
-        """Split the heaviest components of each state, at most all, and give the new number of components of each state."""
+        """Split the heaviest components of each state, each at most once; also return the new number per state."""
         grow_S = np.minimum(now_S, wanted_S - now_S)
         copies_C = np.ones(len(count_C), dtype=np.int32)
         for state in np.flatnonzero(grow_S > 0):
@@ -188,7 +188,10 @@ class Mixtures:
 
 
 def _blocks(labelled: Iterable[tuple[NDArray[Any], Ints]]) -> Iterator[tuple[NDArray[Any], Ints]]:
-    """Utterances joined into blocks of about BLOCK frames, since work by state costs little more for a block than for one."""
+    """Utterances joined into blocks of about BLOCK frames.
+
+    The loop over states takes little longer for a block than for one utterance.
+    """
     frames: list[NDArray[Any]] = []
     labels: list[Ints] = []
     for frames_TD, labels_T in labelled:

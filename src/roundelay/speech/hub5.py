@@ -1,7 +1,7 @@
 """Scores of Hub5-2000 by NIST's own program, separately for Switchboard and CallHome.
 
 `hubscr.pl` of SCTK applies the global mapping file (.glm) to reference (.stm) and hypothesis (.ctm) and aligns them with sclite.
-Debian has it in the package `sctk` (not the package of that name on PyPI); the source is at NIST.
+Debian's package `sctk` contains this program; PyPI's package of the same name does not. The source is at NIST.
 """
 
 from __future__ import annotations

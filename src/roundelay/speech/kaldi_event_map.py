@@ -88,7 +88,7 @@ class _Text:
         return self._words.pop()
 
     def expect(self, token: str) -> None:
-        """Read one word. Raises ValueError if it is another one."""
+        """Read one word. Raises ValueError if the word is not `token`."""
         if (found := self.token()) != token:
             raise ValueError(f"expected '{token}', found '{found}'")
 

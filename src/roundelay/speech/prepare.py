@@ -53,7 +53,7 @@ class Prepared:
 
     @cached_property
     def problems(self) -> Problems:
-        """Problems of the corpus, words outside the lexicon, and training utterances without labels; not those of copies."""
+        """Problems of the corpus, words outside the lexicon, and training utterances without labels; without copies."""
         known = set(self.corpus.problems.cases)
         found = self.features.problems_with(self.corpus)
         for utterance in self.corpus.utterances:
@@ -111,7 +111,10 @@ def prepared(config: SpeechConfig) -> Prepared:
 
 
 def _adapted(ready: Prepared, config: SpeechConfig, labels_key: str) -> Prepared:
-    """The same with features that are adapted to their speakers: those of training by its labels, others by a first pass."""
+    """A copy of `ready` whose features are adapted to their speakers.
+
+    The states that this needs are the labels for training utterances. For others, a first pass of decoding finds them.
+    """
     if ready.corpus.appended:
         raise ConfigError(
             f"settings.features must be ['{LOGMEL}'], since {ready.corpus.name} brings its own fMLLR features or i-vectors"
@@ -142,7 +145,10 @@ def corpus_of(config: SpeechConfig) -> Corpus:
 
 
 def _with_times(config: SpeechConfig) -> Corpus:
-    """`corpus_of`, but if `config.labels` is a folder, all phone times come from it, also those of copies at other speeds."""
+    """Like `corpus_of`, but if `config.labels` is a folder, all phone times come from this folder.
+
+    This includes the times of copies at other speeds.
+    """
     found = _loaded(config)
     if found.frames and config.augment.bins:
         raise ConfigError(

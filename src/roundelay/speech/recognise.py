@@ -1,7 +1,8 @@
 """Recognition and alignment with the model of a finished run.
 
 The folder `recogniser` of a run has what is needed beside the network: states.json (tying, priors and transitions), lexicon.txt,
-lm.arpa, and scales.json, which are tuned on the validation split. So a run works without its corpus.
+lm.arpa, scales.json (the decoder's scales, tuned on the validation split) and, with adapted features, adaptation.npz.
+So a run works without its corpus.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ NUMBERS_AT_ONCE = 2**28  # frames × states of likelihoods in memory at a time: 
 GAUSSIANS = 0.5
 SILENT = "silent"  # the flaw of audio whose samples are all zero
 NOTHING = Hypothesis((), np.zeros(0, np.int32), 0.0, complete=True)
-PASSES = 2  # of decoding, with fMLLR
+PASSES = 2  # how often speech is decoded, with fMLLR
 FOLDER = "recogniser"
 STATES, LEXICON, ARPA, SCALES = "states.json", "lexicon.txt", "lm.arpa", "scales.json"
 
@@ -74,7 +75,7 @@ class Recogniser:
     lm: NGram
     log_priors: Floats
     self_loops: Floats
-    features: int  # of a frame
+    features: int  # dimensions of a frame
     scales: Scales = field(default_factory=Scales)
     adaptation: Adaptation | None = None
 
@@ -125,8 +126,8 @@ class Recogniser:
     def log_likelihoods(self, frames: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
         """T×S log p(x|s) of whole utterances, up to a constant per frame that is the same for all states.
 
-        With fMLLR, the adapted Gaussians have a say beside the network: they are another model of the same states, and make
-        other errors.
+        With fMLLR, the log likelihoods of the adapted Gaussians are added with the weight GAUSSIANS. The Gaussians
+        model the same states as the network, but make other errors.
         """
         for name, frames_TF in frames.items():
             if frames_TF.shape[1] != self.features:
@@ -166,10 +167,10 @@ class Recogniser:
     def recognised_in_passes(
         self, base: FramesByUtterance, utterances: Sequence[Utterance], passes: int
     ) -> list[dict[str, Hypothesis]]:
-        """The hypotheses of each pass, the last one best. Only fMLLR needs more than one.
+        """The hypotheses of each pass; those of the last pass are the result. Without fMLLR there is only one pass.
 
-        In the first pass Gaussians find the states that speakers are adapted by. In every further pass, the hypotheses of
-        the pass before give the states.
+        A speaker's transform is estimated from the states of the speaker's frames. In the first pass Gaussians
+        find these states. In every further pass, the states are those of the hypotheses of the pass before.
         """
         adapts = self.adaptation is not None and self.adaptation.model is not None
         found = [self.recognised(self.frames(base, utterances))]
@@ -205,7 +206,7 @@ class Recogniser:
         return Times(phones, words, failed)
 
     def aligned_corpus(self, corpus: Corpus) -> Times:
-        """Phone and word times of a whole corpus. Speakers are adapted to by the alignment of Gaussians."""
+        """Phone and word times of a whole corpus. With fMLLR, unadapted Gaussians align first."""
         base, texts = features(corpus, self.config.logmel), references(corpus.utterances)
         states: dict[str, Ints] = {}
         if self.adaptation and self.adaptation.model:
@@ -238,7 +239,10 @@ def _batches_of(frames: Mapping[str, NDArray[Any]], max_frames: int) -> list[dic
 
 
 def save_recogniser(ready: Prepared, config: SpeechConfig, folder: Path) -> None:
-    """Write the files of the folder `recogniser`, states.json last. scales.json is deleted, since it fits another network."""
+    """Write the files of the folder `recogniser`, states.json last.
+
+    scales.json is deleted, since its scales were tuned for another network.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SCALES).unlink(missing_ok=True)
     ready.lexicon.write(folder / LEXICON)

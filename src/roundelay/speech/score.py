@@ -157,7 +157,7 @@ def errors_by_speaker(result: Score, speakers: Mapping[str, str]) -> dict[str, d
 
 
 def examples(result: Score, number: int) -> list[UtteranceScore]:
-    """Utterances with errors, evenly spread over all that have some."""
+    """At most `number` utterances with errors, evenly spread over all utterances with errors."""
     wrong = [utterance for utterance in result.utterances if utterance.errors]
     return wrong[:: max(1, len(wrong) // number)][:number] if number else []
 
@@ -177,7 +177,7 @@ def _errors_and_words(result: Score) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 
 def _resampled(errors_then_words: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
-    """Bootstrap samples of Σ errors / Σ words. How often each utterance is drawn is multinomial."""
+    """Bootstrap samples of Σ errors / Σ words. The counts of drawn utterances are multinomial."""
     total = errors_then_words.shape[1]
     if total == 0:
         return np.zeros(1)

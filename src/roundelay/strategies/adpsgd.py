@@ -38,7 +38,7 @@ class ADPSGD(Strategy):
 
     With shards (FSDP2) each shard of a node exchanges on its own. The shards of a node step together, and rounds are counted by
     steps, so shards that call in the same step call the same node. A shard whose last call is still under way skips a step.
-    So the last exchange of two shards of a node can be at most `max_lead` steps apart.
+    So the last exchanges of two shards of a node are at most `max_lead` steps apart.
 
     Extra memory: live weights, the correction, and (unless the peers share memory) the request being served. An exchange
     with a silent peer is set aside; then there is a second correction.
@@ -99,7 +99,7 @@ class ADPSGD(Strategy):
         self._partners.report_change()  # a step may wait for an exchange
 
     def reform(self, membership: Membership) -> None:
-        """Ask the topology for these members. An exchange under way ends as it began."""
+        """Ask the topology for these members. An exchange under way is not affected."""
         self._partners.use(mixing_over(self._family, membership), membership)
         self.membership = membership
 
@@ -157,11 +157,11 @@ class ADPSGD(Strategy):
         self._partners.lose(peer, reason)
 
     def peer_silent(self, peer: int, *, silent: bool) -> None:
-        """Call others than a silent peer; a step that waits for it sets that exchange aside."""
+        """Do not call a silent peer. A step that waits for an exchange with that peer sets the exchange aside."""
         self._partners.set_silent(peer, silent=silent)
 
     def abandon(self) -> None:
-        """If the optimizer raised between the hooks, release the lock. The module gets what became of the step."""
+        """If the optimizer raised between the hooks, release the lock. The module gets the weights after that step."""
         if self._stepping:
             try:
                 self.replica.end_step(self._live.flat)
@@ -196,7 +196,7 @@ class ADPSGD(Strategy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue in that round, with the weights that the module has now."""
         self._partners.round = self._steps = int(state["round"])
-        if self._stepping:  # the last step raised, so the module has had the live weights themselves since then
+        if self._stepping:  # the last step raised, so the parameters may still be views of the live weights
             self.abandon()
             return
         with self._live.lock:

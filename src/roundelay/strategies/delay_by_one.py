@@ -15,12 +15,13 @@ from roundelay.weights import Flat, Replica
 
 
 class DelayByOne(Strategy):
-    r"""The own gradient at once, those of the other learners one step late (arXiv:2110.11199).
+    r"""A global average of weights or gradients that is used one step late (arXiv:2110.11199).
 
     * `delayed="weights"`: $x_i \leftarrow \frac1n \sum_j x_j - \alpha g_i(x_i)$; the allreduce of the weights runs during
-      forward and backward.
+      forward and backward. A learner applies its own gradient at once; those of the other learners come one step late.
     * `delayed="gradients"`, the other reading in the literature: $x \leftarrow x - \alpha \frac1n \sum_j g_j(x_{k-1})$;
-      the first step applies a zero gradient. Not for a GradScaler with a fused optimizer, which unscales in its step.
+      all gradients come one step late, also the learner's own, and the first step applies a zero gradient.
+      Not for a GradScaler with a fused optimizer, which unscales in its step.
 
     Waits for all learners. Learners may take unequal numbers of steps: those that have finished go on contributing their
     last weights (or zero gradients) until all have. Extra memory: one copy of the model for weights, two for gradients.

@@ -135,7 +135,7 @@ class DPSGD(Strategy):
         yield from ()
 
     def abandon(self) -> None:
-        """End the step: the module has what became of it, also if the optimizer raised."""
+        """End the step. The module gets the weights that the step left, also if the optimizer raised."""
         if self._stepping:
             self._stepping = False
             self.replica.end_step(self._own)
@@ -157,7 +157,7 @@ class DPSGD(Strategy):
         yield self.transport.finish(self._own.storage, self.membership.living)
 
     def _mean_disagreement2(self) -> float:
-        """Mean of |x_i - x_j|^2 over the neighbours, piece by piece: a temporary of the model's size would be slow to get."""
+        """Mean of |x_i - x_j|^2 over the neighbours, piece by piece: allocating a whole temporary would be slow."""
         distances2 = [
             float(torch.linalg.vector_norm(x - y, dtype=torch.float64)) ** 2
             for flat, _ in zip(self._incoming, self._row, strict=False)
@@ -166,7 +166,7 @@ class DPSGD(Strategy):
         return sum(distances2) / max(len(self._row), 1)
 
     def metrics(self) -> dict[str, float]:
-        """Rounds, swaps with each peer, and the spread seen in the round after the last call of this."""
+        """Rounds, swaps with each peer, and the spread in the first round after the previous call of `metrics`."""
         self._measure = True
         return {"rounds": self.round, "spread": spread(self._disagreement2, self.membership.size)} | {
             f"exchanges_with_{peer}": count for peer, count in sorted(self._swaps_with.items())

@@ -1,4 +1,4 @@
-"""What asynchronous exchanges have come to: counts, lead and staleness."""
+"""Counters of asynchronous exchanges, with lead and staleness."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ExchangeCounts:
         self._since_read += 1
 
     def metrics(self) -> dict[str, float]:
-        """All of it, by name. Staleness counts exchanges between reading weights and applying their gradient."""
+        """All counters, by name. Staleness counts exchanges between reading weights and applying their gradient."""
         steps = max(self.steps, 1)
         return {
             "exchanges_started": self.started,

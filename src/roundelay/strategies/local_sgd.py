@@ -36,7 +36,8 @@ class LocalSGD(Strategy):
 
     A learner that comes to its outer step asks the neighbours of the round. They answer in the threads that serve calls, with
     the weights that they have then. So no learner waits for the computation of another one, only for messages: a slow
-    learner takes fewer local steps in a round. What the round gives is added to the module's weights after the next own step.
+    learner takes fewer local steps in a round. The result of a round that a peer has begun is added to the module's
+    weights after this learner's next step.
 
     Extra memory: five copies of the model in host memory, and one per neighbour during a round.
 
@@ -112,7 +113,7 @@ class LocalSGD(Strategy):
         self.membership = membership
 
     def reform(self, membership: Membership) -> None:
-        """Ask the topology for these members. The round under way ends as it began."""
+        """Ask the topology for these members. The round under way is not affected."""
         with self._lock:
             self._use(membership)
             self._messages.in_step = False

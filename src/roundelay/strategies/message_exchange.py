@@ -31,7 +31,7 @@ class _End:
         """The message is in the buffer already."""
 
     def apply(self, k: int) -> None:
-        """The reply has replaced it."""
+        """The reply has replaced the message in the buffer."""
 
 
 class AnsweringEnd(_End):
@@ -42,7 +42,7 @@ class AnsweringEnd(_End):
         reply: takes a header and our message; it may be the same memory.
         header: length of the header.
         offered: called when the header has come. It writes the header of the reply, and returns our message; None: there is no
-            message, so that all that follows is ignored.
+            message, so the pieces that follow are ignored.
         taken: called at the end with the peer's message, or with None if the exchange has failed at both ends.
     """
 

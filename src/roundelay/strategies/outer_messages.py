@@ -26,10 +26,10 @@ class OuterMessages:
     * int8: $Q_j = Q(y_j)$ and $\phi_i \leftarrow y_i + \sum_j W_{ij} (Q_j - Q_i)$. What rounding leaves out stays in the
       learner's own weights, so the sum over learners is exact. It needs no memory of earlier messages.
     * top-k: the change $v_j = C(y_j - \phi + e_j)$ with error feedback, and $\phi \leftarrow \phi + \sum_j W_{ij} v_j$. All
-      learners must have the same $\phi$, which a checksum tells. If a learner may have another one, because it has
-      joined or has missed a message, the next round is sent in full.
+      learners must have the same $\phi$, which a checksum verifies. If a learner may have another $\phi$, because it
+      has joined or has missed a message, the next round is sent in full.
 
-    A neighbour that is missing counts with the learner's own weights. Learners add in the order of ranks, so on the complete
+    The own weights stand in for a missing neighbour's. Learners add in the order of ranks, so on the complete
     graph all get the same bits.
 
     Args:

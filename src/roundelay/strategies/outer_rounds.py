@@ -117,7 +117,7 @@ class OuterRounds:
             round, expected = self.round, silent and peer in self._open
         if expected:
             self._leave_out(peer, round)
-            self._tell(peer, Kind.ABSENT, round)  # it hears of this when it wakes up
+            self._tell(peer, Kind.ABSENT, round)  # the peer reads this when it wakes up
 
     # What we say ---------------------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class OuterRounds:
     def _offered(self, peer: int, request: Tensor, reply: Tensor) -> Tensor | None:
         """The header of a peer's message has come: our own message, or None if we do not exchange.
 
-        A message of another length than ours is of another form.
+        If the two messages differ in length, they differ in form (full or compressed), and we do not exchange.
         """
         _, round, _ = read_header(request)
         with self._lock:
@@ -254,7 +254,7 @@ class OuterRounds:
         self._end_if_complete()
 
     def _leave_out(self, peer: int, round: int | None = None) -> None:
-        """Expect no message of `peer` in the current round; not if that is another one than `round`."""
+        """Expect no message of `peer` in the current round. No effect if `round` is given and is not current."""
         with self._lock:
             if round is None or round == self.round:
                 self._open.discard(peer)

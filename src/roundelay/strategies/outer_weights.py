@@ -22,7 +22,7 @@ class OuterWeights:
 
     Attributes:
         phi: the outer weights.
-        y: after the own outer step.
+        y: the weights after the learner's own outer step.
     """
 
     def __init__(self, replica: Replica, lr: float, momentum: float) -> None:
@@ -73,7 +73,7 @@ class OuterWeights:
             torch.accelerator.synchronize(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Phi and m that fit to p as the module has it. If a round is not in p yet, its result will be missing."""
+        """Phi and m that match the module's p. The result of a round that p does not have yet is left out."""
         base, phi = self._base_or_shift.parts, [part.clone() for part in self.phi.parts]
         if self._under_way:
             phi = [part.clone() for part in base]

@@ -62,7 +62,7 @@ class OwnExchanges:
     def wait_for_lead(self, max_lead: int, tries: int) -> Steps:
         """Wait until the lead is shorter than `max_lead`, or no peer is left to exchange with.
 
-        The number of tries is bounded: a learner whose weights every peer refuses must go on and find that out.
+        The number of tries is bounded: if every peer refuses this learner's weights, the learner must go on.
         """
         for _ in range(tries):
             change = self._partners.change()  # before looking, so that no change is missed

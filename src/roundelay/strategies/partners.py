@@ -12,7 +12,7 @@ from roundelay.transport.base import LEFT, NO_CALLS
 
 log = logging.getLogger("roundelay")
 
-RANDOM_TRIES = 64  # times the learners: rounds of a random mixing that are looked at for a reachable partner
+RANDOM_TRIES = 64  # per learner: how many rounds of a random mixing to search for a reachable partner
 
 
 class Partners:
@@ -48,7 +48,7 @@ class Partners:
             self._said_alone = False
 
     def next(self, busy: int | None = None) -> int | None:
-        """The reachable partner of the next own round that has one; None if there is none. Not the `busy` peer."""
+        """Advance to the next own round with a reachable partner other than `busy`; return the partner, or None."""
         with self._lock:
             living, mixing = self._membership.living, self._mixing
             reachable = {*living} - self.lost - self._silent - {self._rank, busy}

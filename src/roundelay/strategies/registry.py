@@ -27,7 +27,7 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
 
 
 def strategy_named(name: str, **options: Any) -> Strategy:  # noqa: ANN401  # each strategy has its own
-    """The strategy called `name`, or `module:Class`, with those of the options that it takes.
+    """The strategy called `name`, or `module:Class`, with the options that it takes; other options are ignored.
 
     Raises StrategyError for an unknown name, or a class that is no Strategy.
 

@@ -251,8 +251,8 @@ class Checkpoints:
     def _prune(self) -> None:
         """Remove checkpoints that are older than the newest `keep` complete ones, except the best one.
 
-        An older checkpoint of more learners stays: what few learners save must not replace what all had saved. Newer
-        incomplete checkpoints stay, because learners still write to them.
+        An older checkpoint with files of more learners also stays: after learners are lost, the checkpoints of the few
+        that remain must not replace it. Newer incomplete checkpoints stay, because learners still write to them.
         """
         sizes = {each.folder.name: len(each.files) for each in complete(self.folder)}
         newest, best = sorted(sizes)[-self._keep :], self.best()

@@ -6,7 +6,7 @@ import resource
 
 from roundelay.errors import ConfigError
 
-_BASE, _PER_LEARNER = 64, 8  # measured: 18 and 5; reading a checkpoint opens one more file per learner
+_BASE, _PER_LEARNER = 64, 8  # 18 and 5 were measured; reading a checkpoint opens one more per learner
 
 
 def allow_open_files(learners: int) -> None:

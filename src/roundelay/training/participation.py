@@ -32,7 +32,7 @@ class Participation:
         world: rank and size at the moment.
         partition: the learner's part of the run at the moment.
         position: how far the learner is.
-        began: whether this learner has taken part, in whichever membership.
+        began: whether this learner has taken part in any membership of this run.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Participation:
         self.position, self._used_before, self._saved = resumed.position, resumed.used, resumed.state
         self._ready = ready
         self._weight_steps = self.position.steps  # steps that the weights have seen
-        self._agreed: Progress | None = None  # by the last meeting, until this learner has the state to go on with
+        self._agreed: Progress | None = None  # what the last meeting agreed on; None after `connect`
         self._draws_used = 0  # since this learner registered
         self._joined = False
         return self.position.skip_boundaries(len(resumed.used) if ready else self._client.given)
@@ -66,9 +66,9 @@ class Participation:
     def meet(self) -> None:
         """Meet the other learners: at the beginning, and, if synchronous, after every change of the membership.
 
-        They go on from the first chunk that is not known to be used by all. In lockstep each learner must find the same
-        chunks, boundaries and learning rate. So all of them, also those that have just joined, take the position of the
-        meeting.
+        The learners go on from the first chunk that is not known to be used by all learners. In lockstep all learners
+        must have the same chunks, boundaries and learning rate. So every learner, also one that has just joined, takes
+        the position that the meeting agreed on.
         """
         first = self.position.first_unconfirmed if self.began else self.position.done
         before = self._group.view.membership.living
@@ -80,7 +80,7 @@ class Participation:
             self.position.restart_at(self._agreed.first_unconfirmed)
 
     def join_again(self) -> int:
-        """Register again after the other learners went on without this one. It takes its weights from them.
+        """Register again after the other learners went on without this one. This learner then takes their weights.
 
         Returns the samples that the run has seen, if a shared cursor counts them.
         """

@@ -1,8 +1,8 @@
 """A lock on the directory of a run, so that two commands do not train in one directory.
 
 The lock is flock's, on an open file. The supervisor hands that file to its learners, so the lock lasts until all of them
-have ended, also if the supervisor is killed. A lock of processes that are gone does not exist: nothing must be cleaned up.
-The file says which process took the lock.
+have ended, also if the supervisor is killed. The kernel releases the lock when the last of these processes ends, so
+nothing must be cleaned up. The file says which process took the lock.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from roundelay.training.step import Counts
 from roundelay.training.task import Task
 from roundelay.weights.serialization import read_state
 
-LOOK_FOR_CHECKPOINTS_S = 1.0  # how often one asynchronous learner looks for a checkpoint that all have completed
+LOOK_FOR_CHECKPOINTS_S = 1.0  # how often one asynchronous learner looks for a new complete checkpoint
 
 
 class Saver:

@@ -39,7 +39,7 @@ class Machine(Protocol):
 class ThisMachine:
     """The real clocks of the calling thread.
 
-    Where the kernel does not tell how long a thread was ready without a core, this time counts as idle.
+    If the kernel does not report how long a thread was ready without a core, this time counts as idle.
     """
 
     def __init__(self) -> None:
@@ -68,9 +68,9 @@ class Slowdown:
     """Makes a learner do the work of each of its steps `factor` times.
 
     A step is data, forward, backward and update, without waiting for other learners. The time of a step on a core is
-    repeated on a core, and its idle time is slept. So the slowed learner competes for the cores as much as it does
-    unslowed, and the step takes `factor` times as long also if there are more learners than cores. A slowed learner
-    that only sleeps would leave its core to the others, and would get a core at once when it wakes.
+    repeated on a core, and its idle time is repeated as a sleep. So the slowed learner uses the cores as much as a
+    normal learner, and its step takes `factor` times as long even if there are more learners than cores. If the slowed
+    learner only slept, it would leave its core to the others, and would get a core at once when it wakes.
 
     The pause is between backward and the update, so gradients are as stale as on a slow machine. The pause also makes up
     for the update of the step before.

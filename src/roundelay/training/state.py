@@ -98,7 +98,7 @@ def resumed_from(checkpoint: Checkpoint | None, rank: int, size: int, partition:
 
 
 def epochs_done(states: list[State]) -> float:
-    """How many epochs all learners together have done when they saved these states."""
+    """How many epochs all learners together had done when they saved these states."""
     return len(_drawn(states)) / float(states[0]["partition"]["per_epoch"])
 
 

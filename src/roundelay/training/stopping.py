@@ -97,7 +97,7 @@ class Stopping:
         client.on_stop = self._told
 
     def _told(self, reason: str) -> None:
-        """The rendezvous stops the run. In the thread of the client."""
+        """Called in the client's thread when the rendezvous stops the run."""
         log.warning("learner %s stops: %s", self._client.id, reason)
         self._run_stops = True
         if self._request is not None:
@@ -114,7 +114,7 @@ class Stopping:
         return self.guest and not self._run_stops
 
     def request(self, *, together: bool) -> StopRequest:
-        """A request for the steps that follow, made already if this learner was asked before.
+        """A new `StopRequest` for the steps that follow. If this learner was asked to stop before, it is already set.
 
         With `together`, learners that step together agree on the last step.
         """

@@ -67,9 +67,8 @@ class Task(ABC):
 
         The result has the number of these samples as `samples`, and the sum of every figure. For example
         {"samples": 100.0, "loss": 52.3, "accuracy": 91.0}, where accuracy is the number of correct answers.
-        Every learner evaluates one part. The sums of all parts are added,
-        and every figure is divided by `samples`. The split is
-        "valid" or "test". The module is in evaluation mode, and no gradients are recorded.
+        Every learner evaluates one part. The caller adds the sums of all parts, and divides every figure by `samples`.
+        The split is "valid" or "test". The module is in evaluation mode, and no gradients are recorded.
         """
 
     def parameter_groups(self, module: nn.Module) -> Iterable[Any]:

@@ -129,7 +129,7 @@ class Trainer:
         return finished
 
     def _begin(self, resumed: Resumed, *, ready: bool) -> None:
-        if resumed.state is not None:  # a learner that joins before the first step takes them, too
+        if resumed.state is not None:  # a learner that joins before the first step needs these weights, too
             restore_weights(self.module, self.optimizer, resumed.state)
         self.saver.evaluator.newest = self._part.begin(resumed, ready=ready)
         self.step.counts = resumed.counts

@@ -23,7 +23,8 @@ class Ending:
         failed: why learners of this machine ended early, by learner, the first one first.
         learners: how many learners this machine had.
         joined: the learners had joined a run under way.
-        lost_before_stop: those of `failed` that were lost before the signal came, so that the others could save.
+        lost_before_stop: the learners in `failed` that were lost before the signal came. They did not keep the others
+            from saving.
     """
 
     folder: Path

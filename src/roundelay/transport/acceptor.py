@@ -1,4 +1,4 @@
-"""Accepts connections from peers that prove to know the run's secret."""
+"""Accepts connections from peers that prove that they know the run's secret."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roundelay.transport.handshake import Hello
 from roundelay.transport.refusals import Refusals
 from roundelay.transport.security import Security
 
-MOST_UNAUTHENTICATED = 64  # beyond it the oldest is closed: the handshake of a learner takes milliseconds
+MOST_UNAUTHENTICATED = 64  # if there are more, the oldest is closed: a learner's handshake takes only milliseconds
 BUSY_S = 0.05
 HANDSHAKE = "handshake"
 
@@ -31,9 +31,9 @@ class Acceptor:
 
     Args:
         listener: the listening socket.
-        security: what every connection must prove to know.
+        security: the run's secret, which every connection must prove to know, and its certificate for TLS.
         refused: counts the connections that were not accepted.
-        serve: called with every connection that was.
+        serve: called with every connection that was accepted.
         rank: this learner.
         host: id of this machine; zeros never match another one.
     """

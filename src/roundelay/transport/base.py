@@ -1,4 +1,7 @@
-"""The transport seam: all that a strategy, a learner or elasticity may ask of the network. Requests return futures at once."""
+"""The transport interface: all that a strategy, a learner or an elastic run asks of the network.
+
+Requests return futures at once.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ Address = tuple[str, int]
 class Exchange(Protocol):
     """One end of an exchange of weights, which travel piece by piece. One thread of the transport uses it.
 
-    The caller prepares a piece and sends it. The answering end receives the piece, applies it, which turns the piece into the
-    reply, and sends it back. The caller applies the reply. Pieces go both ways at the same time.
+    The caller prepares a piece and sends it. The answering end receives the piece and applies it. This turns the
+    piece into the reply, which it sends back. The caller applies the reply. Pieces go both ways at the same time.
     """
 
     @property
@@ -206,7 +209,7 @@ class Transport(ABC):
         """Give every member the values of `source`, in place."""
 
     def use_generation(self, generation: int) -> None:
-        """Collectives of now on belong to this generation of the membership: groups of an earlier one are not used again."""
+        """From now on collectives belong to this generation of the membership. Earlier groups are not used again."""
 
     @abstractmethod
     def finish(self, final: Tensor, members: tuple[int, ...]) -> Future[None]:

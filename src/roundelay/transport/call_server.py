@@ -14,7 +14,7 @@ from roundelay.transport.base import NO_CALLS, Begin, Exchange, Transport
 from roundelay.transport.framing import Connection, Header, Kind
 from roundelay.transport.reporting import failing_training
 
-STALL_S = 1.0  # how long a call waits for the request buffer while no piece comes: its user may be frozen
+STALL_S = 1.0  # a waiting call replaces the request buffer after this time without a piece
 
 
 class _RequestBuffer:
@@ -101,7 +101,7 @@ class CallServer:
     def _buffers(self, connection: Connection, header: Header) -> Iterator[tuple[Tensor, Tensor]]:
         """Where the request is, and where the reply goes: memory of the caller, or our one request buffer for both.
 
-        If the user of that buffer is frozen, the next call replaces it and does not wait any longer.
+        If the peer whose call uses that buffer is frozen, the next call replaces the buffer and waits no longer.
         """
         if header.shared_fd >= 0:
             reply = connection.memory.map(header.shared_fd, header.nbytes)

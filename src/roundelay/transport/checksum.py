@@ -8,12 +8,12 @@ import numpy as np
 from torch import Tensor
 
 CHECKSUM_BYTES = 8
-PIECE_BYTES = 2**18  # fits into the cache; and a kernel that does not preempt itself is busy for a moment only
+PIECE_BYTES = 2**18  # fits into the cache; and a non-preemptive kernel is busy with one piece for a moment only
 _ROW_BYTES = 2**14
 
 
 class Checksum:
-    """Of flat uint8 tensors: a hash over the sums of their rows. A row is 2048 words of 64 bits, summed modulo 2^64.
+    """Checksum of flat uint8 tensors: a hash over the sums of rows. A row is 2048 words of 64 bits, summed modulo 2^64.
 
     It finds every error within one word, and every row that is missing, repeated or misplaced. It misses errors in several
     words of one row only if they cancel. It does not protect against forgery, because an attacker can choose differences

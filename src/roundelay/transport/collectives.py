@@ -20,7 +20,7 @@ from roundelay import threads
 from roundelay.transport.base import Collectives
 from roundelay.transport.heartbeats import LOST_AFTER_S
 
-# Peers are given up by their heartbeats, never because a step takes long, so torch's own time-out must not come first.
+# A peer is lost when its heartbeats stop, never because a step takes long. So torch's own time-out must not come first.
 NEVER = datetime.timedelta(days=365)
 FORMING = datetime.timedelta(minutes=10)
 LOOK = datetime.timedelta(seconds=0.5)  # how soon a waiting learner notices a lost peer
@@ -61,7 +61,7 @@ class WorkFuture(Future[None]):
         return super().result()
 
     def _failed(self, error: RuntimeError) -> None:
-        """Torch knows that a connection broke but not whose; the failure detector will say so in a moment."""
+        """Wait for the failure detector to name the lost peer: torch only knows that some connection broke."""
         try:
             super().result(timeout=LOST_AFTER_S)
         except TimeoutError:
@@ -75,7 +75,7 @@ class WorkFuture(Future[None]):
 
 
 class _GroupCollectives(Collectives):
-    """Collectives of torch.distributed, which remembers those under way, so that process exit does not wait for frozen peers.
+    """Collectives of torch.distributed. Remembers those under way, so that process exit does not wait for frozen peers.
 
     Args:
         hopeless: whether one of these members is known to be lost, so that a group of them can never form.
@@ -147,7 +147,7 @@ class _GroupCollectives(Collectives):
             raise ConnectionError(f"the store at which groups form cannot be reached ({error})") from error
 
     def close(self) -> None:
-        """Groups end with the process, unless a frozen peer keeps a collective from ever ending."""
+        """Make sure that process exit does not wait for a collective under way. Groups end with the process."""
         if all(future._work.is_completed() for future in self._under_way):
             return
         # At exit the destructors of the groups would wait for that collective, for ever: keep the groups alive.

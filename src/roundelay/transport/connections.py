@@ -55,7 +55,7 @@ class Connections:
     Args:
         rank: this learner.
         host: id of this machine, equal for processes that can map each other's memory.
-        security: what every connection must prove to know.
+        security: the run's secret, which every connection must prove to know, and its certificate for TLS.
         liveness: which peers are gone.
         lose: called with a peer whose connection broke, and why.
     """
@@ -130,7 +130,7 @@ class Connections:
             raise PeerLostError(peer, reason) from error
 
     def add_incoming(self, connection: Connection) -> bool:
-        """Remember a connection that a peer has opened; False, and closed, if we have closed."""
+        """Remember a connection that a peer has opened. If we have closed, close it and return False."""
         with self._lock:
             if not self._closed:
                 self._incoming.add(connection)

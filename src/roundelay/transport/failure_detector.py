@@ -78,7 +78,7 @@ class FailureDetector:
             self._remove(before)
 
     def wait_for(self, peers: Iterable[int], timeout_s: float) -> int | None:
-        """Wait until all of `peers` have connected once; the first that has not after that time, or None."""
+        """Wait until all of `peers` have connected once. Returns the lowest rank that has not in that time, or None."""
         wanted = set(peers)
         with self._lock:
             self._added.wait_for(lambda: wanted <= self._known, timeout_s)

@@ -43,7 +43,7 @@ class Kind(IntEnum):
     REPLY = 2  # to a piece
     REFUSED = 3  # the last message; the payload says why
     SWAP = 4
-    RECEIVED = 5  # the swap: its buffer may change again
+    RECEIVED = 5  # answers a swap: the sender's buffer may change again
     STATE = 6
     PIECE = 7  # of the request of an exchange
     CONFIRM = 8  # the caller has applied all replies, so the exchange is over
@@ -143,7 +143,7 @@ class Connection:
     def sending(self, messages: Iterable[tuple[Header, Tensor | None]]) -> Iterator[None]:
         """In this block, send these messages while we wait for data to receive.
 
-        Whatever was received, a message may still be unsent at the end of the block: then close the connection.
+        At the end of the block a message may still be unsent, whatever was received. Then close the connection.
         """
 
         def parts() -> Iterator[memoryview]:

@@ -25,9 +25,9 @@ class GuardedCollectives(Collectives):
         self._inner, self._liveness, self._traffic = inner, liveness, traffic
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
-        """Sum over members. Nothing is sent for an empty tensor, as a process without a shard has it."""
+        """Sum over members. Nothing is sent for an empty tensor: a process may hold no row of a sharded model."""
         if not values.numel():
-            return done()  # it would be no barrier: a member that has it may have left already
+            return done()  # an empty sum is no barrier: a member that is done with it may have left already
         self._traffic.reduced(values.nbytes, len(members))
         return self._guarded(members, lambda: self._inner.all_reduce(values, members))
 

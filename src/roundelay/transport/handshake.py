@@ -36,7 +36,7 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True)
 class Hello:
-    """One end of a connection as it introduces itself, and the keys of the connection: of our messages, and of theirs."""
+    """One end of a connection as it introduces itself, and the keys for our messages and for the peer's."""
 
     rank: int
     purpose: Purpose

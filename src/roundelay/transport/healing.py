@@ -14,13 +14,13 @@ RETRY_S = 2.0
 class Healing:
     """Tries to reach lost peers until `close`.
 
-    Of two learners that have lost each other, the one with the smaller id connects.
+    Of two learners that have lost each other, the one with the lower rank connects.
 
     Args:
         rank: this learner.
         lost: returns the peers that are lost, and why.
         wanted: returns the peers that take part, as the rendezvous says.
-        reach: connects to a peer again; whether it answers.
+        reach: connects to a peer again; returns whether the peer answers.
         report: called with a peer and False when it is found to be cut off, and with True when it is reached again.
     """
 

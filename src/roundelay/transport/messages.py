@@ -46,7 +46,7 @@ def ask(transport: Transport, peer: int, buffer: Tensor) -> Future[Tensor]:
 
 
 def answering(handler: Handler) -> Begin:
-    """For `Transport.serve`: answer every message with `handler`, one at a time. What it does is not taken back."""
+    """For `Transport.serve`: answer every message with `handler`, one at a time. Its changes are not taken back."""
     one_at_a_time = threading.Lock()
 
     @contextlib.contextmanager

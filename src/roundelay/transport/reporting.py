@@ -26,7 +26,7 @@ def receive_payload(owner: Transport, connection: Connection, buffer: Tensor, he
 def failing_training(owner: Transport) -> Iterator[None]:
     """Have the training thread raise what goes wrong in this block, and end the connection. RefusedError passes.
 
-    An OSError in this block is no broken connection, so the block must not use one.
+    An OSError in this block counts as our own failure, not as a broken connection. So do not use a connection in it.
     """
     try:
         yield

@@ -98,7 +98,7 @@ class Requests:
                         raise
 
     def _shared_fd(self, connection: Connection, buffer: Tensor) -> int:
-        """Where the peer finds `buffer` in our shared memory, -1 if it cannot."""
+        """The file descriptor by which the peer can map `buffer`; -1 if the peer cannot map it."""
         return self._memory.locate(buffer) if self._memory and connection.peer.host == self._host else -1
 
     def _answer(self, connection: Connection, expected: Kind) -> Header:

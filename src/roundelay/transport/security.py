@@ -54,7 +54,7 @@ class Certificate:
             answering, calling = (_context(protocol, path, key) for protocol in _PROTOCOLS)
         except (OSError, ValueError) as error:
             raise ConfigError(f"'{folder}' must have {CERTIFICATE} and its {KEY} for TLS: {error}") from None
-        answering.num_tickets = 0  # a caller that never reads one would reset the connection when it closes it
+        answering.num_tickets = 0  # a caller that closes the connection without reading a ticket would reset it
         return cls(folder, answering, calling, der)
 
 
@@ -74,7 +74,7 @@ def _context(protocol: int, path: Path, key: Path) -> ssl.SSLContext:
 
 
 def make_certificate(folder: Path) -> None:
-    """Make a certificate and its key in `folder`, for its owner only, unless it has them.
+    """Make a certificate and its key in `folder`, unless both exist. Only the owner can read the key.
 
     Raises ConfigError if there is no openssl command, or if it fails.
     """
@@ -137,7 +137,7 @@ class Security:
         return context.wrap_socket(connection, server_side=answering, do_handshake_on_connect=False)
 
     def encrypt(self, connection: socket.socket) -> None:
-        """Do the handshake of TLS, if it is used, within the time that the socket has.
+        """Do the handshake of TLS, if TLS is used, within the socket's timeout.
 
         Raises HandshakeError if the other end has another certificate, OSError if it has none.
         """

@@ -15,7 +15,7 @@ from roundelay.errors import HandshakeError
 class SharedMemory:
     """Buffers of ours that peers may map.
 
-    A file descriptor stands for the same file as long as this lives, so a peer that has mapped it need not look again.
+    Until `close`, no file descriptor is reused for another buffer, so a peer that has mapped it need not check again.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class SharedMemory:
         return fd if whole is not None and whole.nbytes >= buffer.nbytes else -1
 
     def free(self, buffer: Tensor) -> None:
-        """Forget a buffer. Its memory goes when no tensor and no peer uses it any more."""
+        """Forget a buffer. Its memory is released when no tensor and no peer uses it any more."""
         fd, _ = self._mine.pop(buffer.data_ptr(), (-1, None))
         if fd >= 0:
             with open(os.devnull, "rb") as nothing:
@@ -46,7 +46,7 @@ class SharedMemory:
             self._reserved.append(fd)
 
     def close(self) -> None:
-        """Forget all buffers; their memory goes with the last tensor on it."""
+        """Forget all buffers. The memory of each is released with the last tensor that uses it."""
         for fd in (*self._reserved, *(fd for fd, _ in self._mine.values())):
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -55,7 +55,7 @@ class SharedMemory:
 
 
 class PeerMemory:
-    """Buffers of a peer that we have mapped; they go with the last tensor on them.
+    """Buffers of a peer that we have mapped. A mapping ends with the last tensor that uses it.
 
     Args:
         pid: the peer's process, which keeps its `SharedMemory` at least as long as this is used; None: we map nothing.

@@ -99,8 +99,9 @@ class SimulatedNetwork:
 
         A message that meets a cut link arrives when the link is mended, unless the ends have lost each other before.
 
-        What a learner sent before it left in order still arrives. A `streamed` message answers one of the same size that has
-        just arrived, and was sent piece by piece while that one came, so only its last piece is still to come.
+        What a learner sent before it left in order still arrives. A `streamed` message is the reply to a
+        request of the same size that has just arrived. Its pieces were sent while the request came in, so only the last
+        piece is still on its way.
         """
         source, target = self.transports[sender], self.transports[receiver]
         if nbytes:

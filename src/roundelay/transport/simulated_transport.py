@@ -38,7 +38,7 @@ class SimulatedTransport(Transport):
         self.gone = self.left = False
         self.collectives: dict[tuple[int, ...], int] = {}
         self._pending: list[tuple[tuple[int, ...], Future[None]]] = []
-        self.on_its_way: set[Future[None]] = set()  # what these wait for is on its way
+        self.on_its_way: set[Future[None]] = set()  # futures whose message was already sent
         self._lost: dict[int, str] = {}
         self._swaps: dict[int, _Posted] = {}
         self._early: dict[tuple[int, int], Tensor] = {}  # (round, peer): came before we reached that round
@@ -106,7 +106,7 @@ class SimulatedTransport(Transport):
             answer(state)
 
     def fetch(self, peer: int) -> Future[Tensor]:
-        """A message of no length there, the state back."""
+        """Send an empty request; the reply is the state."""
         future = self.pending((peer,))
         target = self.network.transports[peer]
 

@@ -41,7 +41,7 @@ class TcpTransport(Transport):
         rank: this learner.
         size: how many there are.
         listener: a listening socket whose address the peers know.
-        security: what every connection must prove to know.
+        security: the run's secret, which every connection must prove to know, and its certificate for TLS.
         collectives: sums and broadcasts.
         share_memory: let learners of this machine exchange through shared memory.
         local_size: how many learners this machine has; all of them by default.
@@ -125,7 +125,7 @@ class TcpTransport(Transport):
         self._calls.answer_with(begin)
 
     def swap(self, swap: Swap) -> Future[None]:
-        """Push to every peer of the round; the threads that serve their connections receive what they push."""
+        """Push to every peer of the round; what the peers push is received in the threads of their connections."""
         future = self._liveness.depending_on(tuple(swap.incoming))
         self._swaps.start(swap, future)
         return future
@@ -247,7 +247,7 @@ class TcpTransport(Transport):
         self._liveness.check()
 
     def close(self, failure: str = "") -> None:
-        """Refuse calls, say goodbye, and close every connection. A call under way fails at both ends: let it end before."""
+        """Refuse calls, say goodbye, close every connection. Calls under way fail at both ends: let them end first."""
         if self._closed:
             return
         self._closed = True

@@ -11,6 +11,6 @@ __all__ = ["AcceleratorReplica", "Flat", "Layout", "Replica", "all_finite", "rep
 
 
 def replica_of(module: nn.Module) -> Replica:
-    """The replica for where the module's weights are: in host memory, or on an accelerator."""
+    """A `Replica` if the trainable weights are in host memory, else an `AcceleratorReplica`."""
     on_host = all(p.device.type == "cpu" for p in module.parameters() if p.requires_grad)
     return Replica(module) if on_host else AcceleratorReplica(module)

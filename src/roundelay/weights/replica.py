@@ -22,7 +22,8 @@ class Replica:
     *are* views of that buffer. Otherwise they keep their own memory, so `.to()`, LSTM's flatten_parameters and views that
     the user holds work as usual.
 
-    Weights that FSDP2 has sharded are the rows that this process holds. FSDP2 owns their memory, so these are always copied.
+    Weights that FSDP2 has sharded are the rows that this process holds. FSDP2 owns
+    their memory, so such weights are always copied.
 
     Raises StrategyError if the module has no trainable parameter.
     """
@@ -97,7 +98,7 @@ class Replica:
         _point(self.weights, self._tensors)
 
     def follow(self, flat: Flat) -> None:
-        """After a step: the module's weights <- flat. No lock is needed, since they need not be of one instant."""
+        """After a step: the module's weights <- flat. No lock: an exchange may change some of them meanwhile."""
         self.copy_from(flat)
 
     @property
@@ -120,7 +121,7 @@ class Replica:
         """An exchange has added `sign * correction` to a piece of the flat buffer."""
 
     def wait_until_corrected(self) -> None:
-        """Block until the corrections so far may change."""
+        """Block until the buffers of all corrections so far may be overwritten."""
 
     def stage(self, flat: Flat) -> None:
         """`flat` has changed as a whole: the next step begins with it."""
@@ -132,7 +133,10 @@ class Replica:
         self._marked = self._versions()
 
     def touched(self) -> bool:
-        """Whether the weights were written to since `mark`, other than through `.data`; False until the next `mark`."""
+        """Whether the weights were written to since `mark`, other than through `.data`.
+
+        Later calls return False until the next `mark`.
+        """
         marked, self._marked = self._marked, None
         return marked is not None and marked != self._versions()
 

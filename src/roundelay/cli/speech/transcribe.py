@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=positive_int,
         default=2,
-        help="with fMLLR: how often to decode; each pass adapts to speakers by the words of the one before (default 2)",
+        help="with fMLLR: decoding passes; each later pass adapts by the words of the previous one (default 2)",
     )
     add("--json", action="store_true", help="print JSON, with times and confidences of the words")
 

@@ -21,9 +21,9 @@ class Barrier:
         self._members, self._requests, self._drop = members, requests, drop
 
     def open(self) -> bool:
-        """Once all living learners wait at the barrier, form the next generation of them; whether that was so.
+        """Once all living learners wait at the barrier, form the next generation. Returns whether this happened.
 
-        Learners that another one cannot reach are dropped first.
+        A learner that another learner cannot reach is dropped first.
         """
         while True:
             waiting, living = self._requests.at_barrier(), self._members.living

@@ -62,7 +62,7 @@ class LocalBudget:
 
     Attributes:
         total: size of the budget; None until it is declared.
-        used: the numbers used before the run began here, and those this learner has drawn.
+        used: the numbers that an earlier part of the run used, and those that this learner has drawn.
     """
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ class RendezvousClient(RendezvousSession):
     Attributes:
         info: what the rendezvous knows about the run, such as its directory.
         view: the newest view; None before `register`.
-        joining: whether the run was under way when this learner registered. The peers are told after `ready`.
+        joining: whether the run was under way when this learner registered; False after `ready`, which tells the peers.
         elapsed_s: how long the run had lasted when this learner registered.
         given: how far the budget was drawn when this learner registered.
         registrations: how often this learner has registered; more than once if it was dropped.

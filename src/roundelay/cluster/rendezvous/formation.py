@@ -25,7 +25,7 @@ class Formation:
 
     @property
     def identity(self) -> str:
-        """Of the run; empty before the first learner has come."""
+        """The identity of the run; empty before the first learner has come."""
         return "" if self.run is None else self.run.identity
 
     def adopt(self, run: RunSpec) -> None:

@@ -54,7 +54,7 @@ class RunState:
 
     @property
     def identity(self) -> str:
-        """Of the run; empty before the first learner has come."""
+        """The identity of the run; empty before the first learner has come."""
         return self._formation.identity
 
     @property
@@ -186,7 +186,7 @@ class RunState:
         self._changes.min_learners = self._formation.run.min_learners
 
     def _form(self) -> None:
-        """Begin the run if no learner is missing any more; if it never can begin, tell all that wait."""
+        """Begin the run if no learner is missing any more; if the run can never begin, tell all learners that wait."""
         if self._members.formed:
             return
         if failure := self._formation.failure:

@@ -15,7 +15,7 @@ class RunStop:
         members: the table of learners.
 
     Attributes:
-        agreement: on the last step.
+        agreement: the agreement of learners on their last step.
         reason: why the whole run is being stopped; empty while it is not.
     """
 
@@ -32,12 +32,12 @@ class RunStop:
         self._ask([*self._members.living, *self._members.joining], reason)
 
     def begun(self, learner: int, steps: int) -> None:
-        """A learner stops, and has begun so many steps. The others of its stop group are asked to stop, too."""
+        """A learner stops, and has begun `steps` steps. The others of its stop group are asked to stop, too."""
         self.agreement.begun(learner, steps)
         self._ask(self.agreement.not_asked(learner, self._members.living), f"learner {learner} stops")
 
     def last_step(self, learner: int) -> int | None:
-        """The number of steps with which the stop group of `learner` ends; None until all of the group have told."""
+        """The number of steps with which the stop group of `learner` ends; None until all its members have replied."""
         return self.agreement.last_step(learner, self._members.living)
 
     def boundary(self, learner: int, given: int, expected: int) -> int:

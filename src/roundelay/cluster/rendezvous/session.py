@@ -24,7 +24,7 @@ class RendezvousSession:
         security: the secret of the run.
 
     Attributes:
-        id: the id of the learner; None if none has registered.
+        id: the id of the learner; None before a learner has registered over this connection.
         closed: whether `close` was called.
 
     Raises RendezvousLostError if the rendezvous cannot be reached, HandshakeError if it has another secret.
@@ -82,7 +82,7 @@ class RendezvousSession:
         return MessageConnection(connection)
 
     def _received(self, message: Message) -> None:
-        """A message came that is no reply. In the connection's thread."""
+        """Called with every message that is no reply, in the connection's thread."""
 
     def _reconnected(self) -> None:
-        """The connection stands again. In the connection's thread."""
+        """Called after every reconnection, in the connection's thread."""

@@ -60,7 +60,7 @@ class RendezvousState:
     def _admits(self, connection: Connection, message: Message) -> bool:
         """Whether the learner belongs to the run of this rendezvous; if not, it is told so.
 
-        A learner that begins a run when all learners of the last one have left begins a new run here.
+        If all learners of the last run have left, a learner that does not join starts a new run here.
         """
         identity = RunSpec.from_message(message["run"]).identity
         begins = int(message["generation"]) == NEVER_FORMED and not message.get("joins")

@@ -28,7 +28,7 @@ class StopAgreement:
         return [other for other in living if self._group(other) == own and other not in self._begun]
 
     def last_step(self, learner: int, living: Iterable[int]) -> int | None:
-        """The number of steps with which the stop group of `learner` ends; None until all living members have told."""
+        """The number of steps with which the stop group of `learner` ends; None until all living ones have replied."""
         own = self._group(learner)
         living = {other for other in living if self._group(other) == own}
         begun = {other: steps for other, steps in self._begun.items() if self._group(other) == own}

@@ -69,6 +69,7 @@ def test_survivors_of_a_killed_learner_re_form_and_finish(tmp_path, strategy, ca
     assert "learner 2 was lost on the way (killed by SIGKILL)" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_frozen_learner_is_dropped_and_comes_back_when_it_wakes(tmp_path):
     outcome = run_once(config_of(epochs=40), faults(freeze=["1@1:6.5"]), tmp_path / "run")
     assert_nothing_lost(outcome)
@@ -124,6 +125,7 @@ def test_whichever_faults_happen_a_run_ends_with_every_chunk_used(tmp_path, seed
     assert_nothing_lost(outcome)
 
 
+@pytest.mark.slow
 def test_with_too_few_learners_left_the_run_is_saved_and_the_printed_command_resumes_it(tmp_path, capfd):
     outcome = run_once(config_of(learners=3, epochs=12, min_learners=3), faults(kill=["0@1"]), tmp_path / "run")
     assert outcome["exit_code"] == 1
@@ -186,6 +188,7 @@ def logs_of(folder):
     return "".join(path.read_text() for path in (folder / "logs").glob("*.log"))
 
 
+@pytest.mark.slow
 def test_a_learner_joins_a_run_under_way_by_one_command(tmp_path):
     folder = tmp_path / "run"
     slow = "0:8,1:8"

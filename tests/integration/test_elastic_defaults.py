@@ -80,6 +80,7 @@ def test_a_learner_joins_by_one_command(tmp_path, strategy):
     assert_trained(folder, 3, epochs)
 
 
+@pytest.mark.slow
 @slow_but("adpsgd")
 def test_a_learner_that_dies_before_its_first_step_is_left_out(tmp_path, strategy):
     """It has registered, so the others already know it as a member."""
@@ -91,6 +92,7 @@ def test_a_learner_that_dies_before_its_first_step_is_left_out(tmp_path, strateg
     assert_trained(folder, 3, epochs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["raise:1", pytest.param("task:1", marks=pytest.mark.slow)])
 @slow_but("adpsgd")
 def test_a_learner_that_dies_before_it_registers_is_left_out(tmp_path, strategy, fault):
@@ -115,6 +117,7 @@ def test_too_many_learners_that_die_before_they_register_end_the_run_in_one_line
     assert list((folder / "checkpoints").iterdir()) == []
 
 
+@pytest.mark.slow
 @slow_but("adpsgd")
 def test_ctrl_c_stops_a_learner_that_has_joined_and_saves_what_all_have(tmp_path, strategy):
     folder = tmp_path / "run"

@@ -15,6 +15,7 @@ from roundelay.training.metrics import read_rows
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("strategy", ["adpsgd", pytest.param("dpsgd", marks=pytest.mark.slow)])
 def test_a_full_disk_costs_rows_and_checkpoints_and_not_the_run(tmp_path, strategy):

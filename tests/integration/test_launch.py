@@ -187,7 +187,7 @@ def test_wrong_options_are_refused_in_one_line(tmp_path, words, message):
     assert ended.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("strategy", ["ADPSGD", "DPSGD"])
+@pytest.mark.parametrize("strategy", ["ADPSGD", pytest.param("DPSGD", marks=pytest.mark.slow)])
 def test_a_learner_that_is_killed_is_left_out_and_comes_back(background, strategy):
     run = background("--learners", "3", "--restarts", "-1", str(EXAMPLE), "--epochs", "300", "--strategy", strategy)
     run.wait_for(r"epoch 3:", 3)

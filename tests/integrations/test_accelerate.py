@@ -14,6 +14,7 @@ from regression import LEARNERS, dpsgd_by_matrix, in_turns, network, vector
 from safetensors.torch import load_file
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not importlib.util.find_spec("accelerate"), reason="needs the 'accelerate' extra"),
 ]

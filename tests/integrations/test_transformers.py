@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 LEARNERS = 2
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         not (importlib.util.find_spec("transformers") and importlib.util.find_spec("peft")),

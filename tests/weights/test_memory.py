@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 
 import pytest
@@ -56,6 +57,7 @@ def test_one_copy_and_a_piece_on_the_device_and_three_copies_on_the_host(make, o
     modules = [nn.ParameterList([nn.Parameter(torch.ones(WIDTH)) for _ in range(2)]) for _ in range(LEARNERS)]
     for weight in (weight for module in modules for weight in module):
         weight.grad = torch.ones_like(weight)
+    gc.collect()  # tensors of earlier tests, freed meanwhile, would hide new ones
     before = CountedReplica.most_bytes = tensor_bytes()
     device_bytes = [0] * LEARNERS
     with loopback(LEARNERS, share_memory=False) as transports:

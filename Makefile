@@ -32,7 +32,7 @@ $(RAY): $(INTEGRATIONS)
 demo: $(READY)  ## see it work: speech made here, learnt by four learners and recognised in new voices; then a straggler
 	@mkdir -p out && rm -rf out/speech out/allreduce out/adpsgd
 	@echo "1. Half an hour of speech, made on this machine. The voices of valid and test are heard nowhere in training."
-	@$(BIN)/roundelay speech corpus synth --quick
+	@$(BIN)/roundelay speech corpus synth
 	@echo
 	@echo "2. Four learners train an acoustic model: asynchronously, averaging in pairs on a randomised ring."
 	@$(BIN)/roundelay train synth --out out/speech

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from roundelay.cluster.membership import Membership, View
-from roundelay.elastic import ElasticGroup, Progress, TrainingState
+from roundelay.elastic import ElasticGroup, Progress
 from roundelay.errors import LaunchError, MembershipChangedError, PeerLostError
+from roundelay.training_state import TrainingState
 from roundelay.transport.heartbeats import NO_HEARTBEAT
 
 

@@ -24,10 +24,10 @@ from roundelay.clock import Steps
 from roundelay.cluster.environment import World
 from roundelay.cluster.membership import Membership
 from roundelay.consensus import Mean, mean_of
-from roundelay.elastic import Stateful, TrainingState
 from roundelay.hooks import GradientHooks, StepHooks
 from roundelay.participation import CHANGES, Participation
 from roundelay.strategies.base import Strategy
+from roundelay.training_state import Stateful, TrainingState
 from roundelay.transport.base import Transport
 from roundelay.weights import replica_of, whole_state
 from roundelay.weights.shards import shard_group

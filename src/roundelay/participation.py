@@ -12,10 +12,11 @@ from roundelay.agreement import agreement_of, check_agreement, check_shards_agre
 from roundelay.clock import Steps
 from roundelay.cluster.environment import World, init
 from roundelay.cluster.membership import Membership
-from roundelay.elastic import ElasticGroup, Result, TrainingState
+from roundelay.elastic import ElasticGroup, Result
 from roundelay.errors import DroppedError, MembershipChangedError, StrategyError
 from roundelay.step_times import StepTimes
 from roundelay.strategies.base import Strategy
+from roundelay.training_state import TrainingState
 from roundelay.transport.base import LEFT, Transport
 from roundelay.weights import Replica
 from roundelay.weights.shards import ShardGroup

@@ -6,8 +6,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 
 def local_environment(size: int) -> list[dict[str, str]]:
@@ -23,13 +23,18 @@ def local_environment(size: int) -> list[dict[str, str]]:
     ]
 
 
+def local_learners(size: int, arguments: Sequence[str]) -> AbstractContextManager[list[subprocess.Popen[str]]]:
+    """`size` Python processes on this machine, as `running` gives them."""
+    command = [sys.executable, *arguments]
+    return running((command, environment) for environment in local_environment(size))
+
+
 @contextmanager
-def local_learners(size: int, arguments: Sequence[str]) -> Iterator[list[subprocess.Popen[str]]]:
-    """`size` Python processes with piped stdout. Processes that still run when the block ends are killed."""
+def running(commands: Iterable[tuple[list[str], dict[str, str]]]) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes with piped stdout, from commands and environments. Those that still run when the block ends are killed."""
     processes = []
     try:
-        for environment in local_environment(size):
-            command = [sys.executable, *arguments]
+        for command, environment in commands:
             processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
         yield processes
     finally:

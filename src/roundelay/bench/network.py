@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from roundelay.bench.local import running
 from roundelay.bench.namespaces import INTERFACE, Machine, machines, shape
 from roundelay.errors import RoundelayError
 from roundelay.language.text import find_text
@@ -204,20 +205,13 @@ def _losses(settings: Settings, snapshots: Path, seconds: float) -> list[tuple[f
     return curve
 
 
-@contextmanager
-def _learners(hosts: Sequence[Machine], arguments: Sequence[str]) -> Iterator[list[subprocess.Popen[str]]]:
-    """A Python process on each machine. Processes that still run when the block ends are killed."""
+def _learners(
+    hosts: Sequence[Machine], arguments: Sequence[str]
+) -> AbstractContextManager[list[subprocess.Popen[str]]]:
+    """A Python process on each machine, as `running` gives them."""
     shared = {"WORLD_SIZE": str(len(hosts)), "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
     shared |= {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": INTERFACE}
-    processes = []
-    try:
-        for rank, host in enumerate(hosts):
-            command = host.command([sys.executable, *arguments])
-            variables = os.environ | shared | {"RANK": str(rank)}
-            processes.append(subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True))
-        yield processes
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+    command = [sys.executable, *arguments]
+    return running(
+        (host.command(command), os.environ | shared | {"RANK": str(rank)}) for rank, host in enumerate(hosts)
+    )

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from roundelay.bench.models import EmulatedModel
+from roundelay.cluster.elastic_world import LEARNER
 from roundelay.errors import RoundelayError
 from roundelay.training import run_directory
 from roundelay.training.config import at_least
 from roundelay.training.metrics import read_rows
 from roundelay.training.task import Task, TaskConfig
-from roundelay.training.worker import LEARNER
 
 STEP_S = 0.02
 AROUND_S = 0.5  # seconds before the first and after the last file of a checkpoint that count as saving

@@ -23,7 +23,7 @@ from roundelay.transport.security import Security
 
 log = logging.getLogger("roundelay")
 
-LEARNER = "ROUNDELAY_LEARNER"  # environment variable: the id that this process wants
+LEARNER = "ROUNDELAY_LEARNER"  # environment variable: the id of this process
 PROCESS = "ROUNDELAY_PROCESS"  # environment variable: the name under which the launcher reports the end of this process
 JOINS = (
     "ROUNDELAY_JOINS"  # environment variable: 1 if the run must be under way, because this process was started again

@@ -49,7 +49,7 @@ class LearnerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, joins: bool) -> None:
-        """Start the process, for the first time or again. With `joins`, the process must join a run under way."""
+        """Start the process. It may have run before. With `joins`, it must join a run that is under way."""
         self.starts += 1
         with contextlib.ExitStack() as stack:
             file: IO[bytes] | int = subprocess.PIPE

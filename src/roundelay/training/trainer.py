@@ -11,7 +11,7 @@ import torch
 from roundelay.cluster.endpoint import Endpoint
 from roundelay.cluster.environment import World
 from roundelay.cluster.rendezvous.client import RendezvousClient
-from roundelay.elastic import ElasticGroup, TrainingState
+from roundelay.elastic import ElasticGroup
 from roundelay.errors import DivergedError, DroppedError, MembershipChangedError, PeerLostError, RoundelayError
 from roundelay.learner import Learner
 from roundelay.training import run_directory
@@ -30,6 +30,7 @@ from roundelay.training.state import Resumed, restore, restore_weights, resumed_
 from roundelay.training.step import TrainingStep
 from roundelay.training.stopping import Stopping
 from roundelay.training.task import Batch, Task
+from roundelay.training_state import TrainingState
 
 log = logging.getLogger("roundelay")
 

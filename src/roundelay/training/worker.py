@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from roundelay import threads
+from roundelay.cluster.elastic_world import LEARNER
 from roundelay.cluster.endpoint import TcpEndpoint, WorldEndpoint
 from roundelay.cluster.environment import LOOPBACK, World, gather_bytes, parsed_address
 from roundelay.cluster.membership import Address
@@ -35,7 +36,6 @@ from roundelay.training.recipes import from_table, task_of
 from roundelay.training.trainer import Trainer
 from roundelay.transport.security import Security
 
-LEARNER = "ROUNDELAY_LEARNER"  # environment variable with the learner's id, for the task's own code
 _ADDRESS_BYTES, _SECRET_BYTES = 64, 32
 
 

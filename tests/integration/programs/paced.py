@@ -8,8 +8,8 @@ import time
 
 from torch import Tensor, nn
 
+from roundelay.cluster.elastic_world import LEARNER
 from roundelay.training.tiny import Digits
-from roundelay.training.worker import LEARNER
 
 SLEEP_S = (0.012, 0.018, 0.028, 0.060)  # mean sleep at the start of a step, of learners 0 to 3
 

@@ -31,8 +31,8 @@ def small_claims(monkeypatch):
     def interrupted(seeds, progress):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(papers.CLAIMS, "mixing", Claim("mixing", "s", "setting", "differs", quick))
-    monkeypatch.setitem(papers.CLAIMS, "rate", Claim("rate", "s", "setting", "differs", interrupted))
+    monkeypatch.setitem(papers.CLAIMS, "mixing", Claim("mixing", "s", "setting", "differs", 1.0, quick))
+    monkeypatch.setitem(papers.CLAIMS, "rate", Claim("rate", "s", "setting", "differs", 1.0, interrupted))
 
 
 def test_reproduce_prints_claims_with_name_verdict_and_figures(small_claims, capsys, tmp_path):
@@ -56,9 +56,21 @@ def test_an_unknown_claim_is_a_mistake_that_names_the_nearest(capsys):
         call("mixng")
 
 
-def test_two_seeds_are_too_few():
-    with pytest.raises(UsageError, match="at least 3"):
-        call("rate", "--seeds", "2")
+def test_two_seeds_are_too_few_for_a_verdict(small_claims, capsys):
+    call("mixing", "--seeds", "2", "--json")
+    (claim,) = json.loads(capsys.readouterr().out)["claims"]
+    assert claim["verdict"] == "inconclusive"  # the rule itself says "reproduced"
+    assert claim["found"] == "2 seeds are too few for a verdict, use --seeds 3 or more. it holds"
+
+
+def test_the_seeds_begin_where_the_user_says(small_claims, capsys):
+    call("mixing", "--first-seed", "7", "--json")
+    assert json.loads(capsys.readouterr().out)["claims"][0]["seeds"] == [7, 8, 9]
+
+
+def test_the_time_is_told_before_the_first_run(small_claims, capsys):
+    call("mixing", "--seeds", "60")
+    assert capsys.readouterr().err.startswith("1 x 60 runs: about 1.0 minutes on one core")
 
 
 def test_names_on_the_command_line_are_the_claims_that_exist():

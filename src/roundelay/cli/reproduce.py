@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
 from functools import partial
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from roundelay.papers import Claim, Finding
 
 FIRST_SEED = 100  # settings were chosen with seeds 0 to 4, so claims need other seeds
-FEWEST_SEEDS = 3  # fewer give no useful interval
+FEWEST_SEEDS = 3  # fewer give no useful interval, and so no verdict
 CLAIM_NAMES = ("mixing", "large-batches", "stragglers", "delay-by-one", "rate", "equal-bytes")
 
 
@@ -33,7 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         default=FEWEST_SEEDS,
         metavar="N",
-        help="runs per claim, each with its own seed (default 3)",
+        help=f"runs per claim, each with its own seed (default 3); fewer than {FEWEST_SEEDS} give no verdict",
+    )
+    add(
+        "--first-seed",
+        type=int,
+        default=FIRST_SEED,
+        metavar="SEED",
+        help="the first of these seeds (default %(default)s); the settings were chosen with seeds 0 to 4",
     )
     add("--out", type=Path, metavar="DIR", help="write a plot and a JSON file for each claim")
     add("--json", action="store_true", help="print JSON")
@@ -44,8 +52,6 @@ def run(args: argparse.Namespace) -> None:
     for name in args.claims:
         if name not in CLAIM_NAMES:
             raise UsageError(unknown("claim", name, CLAIM_NAMES))
-    if args.seeds < FEWEST_SEEDS:
-        raise UsageError(f"--seeds must be at least {FEWEST_SEEDS} for a confidence interval, got {args.seeds}")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
     documents: list[dict[str, Any]] = []
@@ -66,16 +72,32 @@ def _test_all(args: argparse.Namespace, documents: list[dict[str, Any]]) -> None
 
     torch.set_num_threads(1)  # on small tensors several threads are slower than one
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        for name in args.claims or CLAIM_NAMES:
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    names = args.claims or CLAIM_NAMES
+    console = Console(stderr=True)
+    minutes = sum(CLAIMS[name].seed_s for name in names) * args.seeds / 60
+    console.print(
+        f"{len(names)} x {args.seeds} runs: about {max(minutes, 0.1):.1f} minutes on one core", highlight=False
+    )
+    with Progress(*columns, console=console) as bar:
+        for name in names:
             task = bar.add_task(name, total=1.0)
             claim, begun = CLAIMS[name], time.process_time()
-            finding = claim.experiment(seeds, partial(_advance, bar, task))
+            finding = _judged(claim.experiment(seeds, partial(_advance, bar, task)), len(seeds))
             bar.update(task, completed=1.0, description=f"{name}: {finding.verdict}")
             documents.append(claim.document(finding, seeds, time.process_time() - begun))
             if args.out:
                 _write(args.out, claim, finding, documents[-1])
+
+
+def _judged(finding: Finding, seeds: int) -> Finding:
+    """The finding, with no verdict if there are too few seeds for one."""
+    if seeds >= FEWEST_SEEDS:
+        return finding
+    too_few = (
+        f"{seeds} {'seed is' if seeds == 1 else 'seeds are'} too few for a verdict, use --seeds {FEWEST_SEEDS} or more."
+    )
+    return dataclasses.replace(finding, verdict="inconclusive", sentence=f"{too_few} {finding.sentence}")
 
 
 def _advance(bar: Progress, task: TaskID, part: float) -> None:
@@ -94,7 +116,7 @@ def _report(documents: list[dict[str, Any]], args: argparse.Namespace, *, interr
     if args.json:
         print(json.dumps({"claims": documents, "seeds": args.seeds, "interrupted": interrupted}, indent=2))
         return
-    table = new_table(f"{args.seeds} seeds, intervals of 95 %")
+    table = new_table(f"seeds {args.first_seed} to {args.first_seed + args.seeds - 1}, intervals of 95 %")
     for heading in ("claim", "verdict"):
         table.add_column(heading, no_wrap=True)
     table.add_column("CPU s", justify="right")

@@ -114,6 +114,7 @@ class Claim:
         sentence: what the papers claim.
         setting: what the experiment does.
         differs: how the setting differs from that of the papers.
+        seed_s: about how many seconds one seed takes on one core of our machine.
         experiment: (seeds, progress) -> the finding.
     """
 
@@ -121,6 +122,7 @@ class Claim:
     sentence: str
     setting: str
     differs: str
+    seed_s: float
     experiment: Callable[[Sequence[int], Progress], Finding] = field(repr=False)
 
     def document(self, finding: Finding, seeds: Sequence[int], cpu_s: float) -> dict[str, Any]:

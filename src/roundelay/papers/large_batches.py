@@ -207,5 +207,6 @@ CLAIM = Claim(
     f"batch 1,024 and 4,096 at the linearly scaled rate (0.1 per 256) and at parts of it, warm-up {WARM_UP} of {STEPS} steps, "
     "momentum 0.9; controls: allreduce clipped to norm 1, with three times the warm-up, at half the rate",
     differs="91,333 frames and an MLP of 34,594 parameters instead of an LSTM on 2,000 hours; 48 steps instead of 16 epochs",
+    seed_s=24,
     experiment=experiment,
 )

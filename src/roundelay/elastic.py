@@ -20,7 +20,7 @@ from roundelay.cluster.endpoint import Endpoint
 from roundelay.cluster.membership import Address, Membership, View
 from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.cluster.rendezvous.members import STARTED_AGAIN
-from roundelay.errors import DroppedError, LaunchError, MembershipChangedError, PeerLostError
+from roundelay.errors import DroppedError, LaunchError, MembershipChangedError, PeerLostError, described
 from roundelay.meeting import CONNECTED, GATHERED, Progress, agreed_progress, check_groups, progress_in, values_in
 from roundelay.state_transfer import take_mean, take_newest
 from roundelay.strategies.base import Strategy
@@ -213,7 +213,7 @@ class ElasticGroup:
                 self.took_state = take_newest(self.id, self._state, transport, progress, needs_equal_weights=equal)
                 self._wait_for_all(transport)
         except BaseException as error:
-            transport.close(f"{type(error).__name__}: {error}")
+            transport.close(described(error))
             raise
         return transport
 

@@ -153,7 +153,7 @@ class LocalSGD(Strategy):
             self._under_way, self._late = True, late
             self._outer.step()
             self._steps_before, self._steps = self._steps, 0
-            round = self._rounds.next_round
+            round = self._rounds.state.next_round
             row = self._mixing.row(self._position, round)
             self._row = {self.membership.living[position]: weight for position, weight in sorted(row.items())}
             message = self._messages.encode(self._outer.y, self._outer.phi)
@@ -171,12 +171,12 @@ class LocalSGD(Strategy):
             self._failure = error
         finally:
             mixed.set_result(None)
-        if self._failure is None and self._rounds.wanted:
+        if self._failure is None and self._rounds.state.wanted:
             self._asked()
 
     def _mix(self) -> None:
         """Phi <- sum_j W_ij y_j."""
-        outer, received = self._outer, self._rounds.received
+        outer, received = self._outer, self._rounds.state.received
         mixed = self._messages.mix(self._row, self.transport.rank, received, outer.y, outer.phi)
         outer.mixed()
         for peer in self._messages.refused:
@@ -240,7 +240,7 @@ class LocalSGD(Strategy):
         """
         self._messages.measure = True
         return {
-            "rounds": self._rounds.round + 1,
+            "rounds": self._rounds.state.round + 1,
             "local_steps": self._steps_before,
             "message_bytes": self._messages.nbytes,
             "neighbours_left_out": self._left_out,
@@ -250,12 +250,12 @@ class LocalSGD(Strategy):
     def state_dict(self) -> dict[str, Any]:
         """Once drained: the round, the local steps, phi, m, and what compression has left out."""
         with self._lock:
-            counts = {"round": self._rounds.round, "steps": self._steps}
+            counts = {"round": self._rounds.state.round, "steps": self._steps}
             return counts | self._outer.state_dict() | {"messages": self._messages.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from there, with the weights that the module has now. All learners do so before their next step."""
         with self._lock:
-            self._rounds.round, self._steps = int(state["round"]), int(state["steps"])
+            self._rounds.state.round, self._steps = int(state["round"]), int(state["steps"])
             self._outer.load_state_dict(state)
             self._messages.load_state_dict(state["messages"])

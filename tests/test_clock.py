@@ -2,7 +2,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from roundelay.clock import VirtualClock, done
+from roundelay.clock import VirtualClock, done, then
 from roundelay.errors import DeadlockError
 
 
@@ -158,3 +158,14 @@ def test_equal_inputs_give_equal_runs():
         return log
 
     assert history() == history()
+
+
+def test_a_converted_future_has_the_converted_result_or_the_error():
+    number: Future[int] = Future()
+    doubled, inverse = then(number, lambda x: 2 * x), then(number, lambda x: 1 / x)
+    number.set_result(0)
+    assert doubled.result() == 0
+    assert isinstance(inverse.exception(), ZeroDivisionError)
+    failed: Future[int] = Future()
+    failed.set_exception(KeyError("lost"))
+    assert isinstance(then(failed, str).exception(), KeyError)

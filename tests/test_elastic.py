@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import Future
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
+from learner_states import StateTransport, bytes_of, training_state
 
 from roundelay.cluster.membership import Membership, View
-from roundelay.elastic import ElasticGroup, Progress
-from roundelay.errors import LaunchError, MembershipChangedError, PeerLostError
-from roundelay.training_state import TrainingState
+from roundelay.elastic import ElasticGroup
+from roundelay.errors import LaunchError, MembershipChangedError
+from roundelay.meeting import Progress
 from roundelay.transport.heartbeats import NO_HEARTBEAT
 
 
@@ -38,22 +36,12 @@ class Client:
         self.calls.append("ready")
 
 
-class Transport:
-    """Offers the states in `states` of its peers; a peer without one is lost."""
+class Transport(StateTransport):
+    """Also records what it is told."""
 
     def __init__(self, states=(), lost=None):
-        self.states, self.lost, self.calls = dict(states), lost or {}, []
-
-    def fetch(self, peer):
-        future = Future()
-        if peer in self.states:
-            future.set_result(self.states[peer])
-        else:
-            future.set_exception(PeerLostError(peer, "its process ended"))
-        return future
-
-    def offer(self, state):
-        self.offered = state
+        super().__init__(states)
+        self.lost, self.calls = lost or {}, []
 
     def keep_reaching(self, wanted, report):
         self.wanted, self.report = wanted, report
@@ -101,32 +89,17 @@ def view_of(living, generation=0, values=None):
     return View(Membership(tuple(living), generation), {each: ("host", each) for each in living}, values or {})
 
 
-def training_state(value):
-    module = nn.Linear(2, 1, bias=False)
-    nn.init.constant_(module.weight, value)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    module(torch.ones(2)).sum().backward()
-    optimizer.step()  # momentum is there
-    nn.init.constant_(module.weight, value)
-    return module, TrainingState(module, optimizer)
-
-
-def bytes_of(value):
-    return training_state(value)[1].to_bytes()
-
-
 def following(chosen, view=None, learner=0):
     """A group that follows a learner, with what the learner is told recorded."""
     client, transport = Client(learner, view or view_of([0, 1, 2])), Transport()
     group = ElasticGroup(client, Endpoint(transport), training_state(0.0)[1])
     reformed = []
-    trained = SimpleNamespace(strategy=chosen, transport=transport, reform=reformed.append)
-    group.follow(trained)
+    group.follow(SimpleNamespace(strategy=chosen, transport=transport, reform=reformed.append))
     return client, transport, reformed
 
 
 def progress(*, ready=True, first=0, steps=0):
-    return {"progress": asdict(Progress(ready=ready, first_unconfirmed=first, weight_steps=steps))}
+    return Progress(ready=ready, first_unconfirmed=first, weight_steps=steps).to_value()
 
 
 def test_a_strategy_that_reforms_alone_follows_every_change():
@@ -179,13 +152,6 @@ def test_a_joining_learner_begins_with_the_mean_of_its_two_nearest_peers():
     assert torch.equal(module.weight, torch.full((1, 2), 2.0))  # learners 0 and 2, on a ring
 
 
-def test_a_joining_learner_takes_the_state_of_any_other_if_the_nearest_are_lost():
-    module, state = training_state(0.0)
-    group = ElasticGroup(Client(3, view_of([0, 1, 2, 3])), Endpoint(Transport({1: bytes_of(9.0)})), state)
-    group.connect(strategy(reforms_alone=True), ready=False)
-    assert torch.equal(module.weight, torch.full((1, 2), 9.0))
-
-
 def test_a_joining_learner_that_gets_no_weights_fails_and_closes_its_transport():
     transport = Transport()
     group = ElasticGroup(Client(3, view_of([0, 1, 2, 3])), Endpoint(transport), training_state(0.0)[1])
@@ -205,15 +171,6 @@ def test_after_a_meeting_a_learner_behind_keeps_its_weights_unless_all_must_be_e
     assert group.view.membership.generation == 3
 
 
-def test_after_a_meeting_a_learner_without_weights_takes_those_with_the_most_steps():
-    values = {0: progress(ready=False), 1: progress(steps=9), 2: progress(steps=10)}
-    module, state = training_state(0.0)
-    client = Client(0, view_of([0, 1, 2], 2, values), view_of([0, 1, 2], 3))
-    group = ElasticGroup(client, Endpoint(Transport({2: bytes_of(5.0)})), state)
-    group.connect(strategy(reforms_alone=False), ready=False)
-    assert torch.equal(module.weight, torch.full((1, 2), 5.0))
-
-
 def test_learners_meet_again_if_one_is_lost_before_all_have_their_weights():
     client = Client(0, view_of([0, 1], 2, {0: progress(), 1: progress()}), view_of([0], 4))
     group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1])
@@ -231,19 +188,13 @@ def test_a_meeting_goes_on_from_the_first_chunk_that_not_all_have_used():
 
 
 def test_a_meeting_is_told_which_peers_are_silent_but_not_which_have_closed_their_connection():
-    client, transport, _ = following(strategy(reforms_alone=False))
+    client, transport = Client(0, view_of([0, 1, 2])), Transport()
+    group = ElasticGroup(client, Endpoint(transport), training_state(0.0)[1])
+    group.follow(SimpleNamespace(strategy=strategy(reforms_alone=False), transport=transport))
     transport.lost = {1: f"{NO_HEARTBEAT}, and more", 2: "its connection closed"}
     client.views = [view_of([0, 1], 1, {0: progress(), 1: progress()})]
-    group = client.on_view.__self__
     group.meet(Progress(ready=True, first_unconfirmed=0, weight_steps=0))
     assert client.barriers[0][2] == [1]
-
-
-def test_a_meeting_without_weights_of_the_run_fails():
-    client = Client(0, view_of([0]), view_of([0], 1, {0: progress(ready=False)}))
-    group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1])
-    with pytest.raises(LaunchError, match="--resume"):
-        group.meet(Progress(ready=False, first_unconfirmed=0, weight_steps=0))
 
 
 def test_a_super_learner_that_has_lost_a_member_leaves_and_the_others_meet_once_more():

@@ -2,6 +2,7 @@ import contextlib
 import copy
 import logging
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -212,6 +213,16 @@ def test_metrics_tell_steps_seconds_and_what_the_strategy_knows():
         "lead",
         "spread",
     } <= set(metrics)
+
+
+def test_seconds_per_step_are_of_the_steps_that_this_learner_has_taken_itself():
+    with solo() as learner:
+        for _ in steps_of(learner, 4):
+            time.sleep(0.05)
+        for load in (lambda: learner.count_from(1000), lambda: learner.load_state_dict(learner.state_dict())):
+            load()
+            assert learner.steps == 1000
+            assert 0.05 < learner.metrics()["step_s"] < 0.15
 
 
 def test_figures_of_the_user_stand_beside_the_learners_own():
@@ -436,7 +447,7 @@ def test_a_backward_that_raised_is_never_followed_by_solo_steps():
         hook.remove()
         with pytest.raises(StrategyError, match="let that exception end the training loop"):
             loss_of(module, 0, 1).backward()
-        learner._abort(RuntimeError("given up"))
+        learner._leave(RuntimeError("given up"))
 
 
 def test_accumulated_gradients_are_reduced_once():

@@ -1,8 +1,11 @@
-"""What a Learner refuses: modules, optimizers and strategies that do not fit together."""
+"""What a Learner refuses or warns of: modules, optimizers and strategies that do not fit together, and lost changes."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -12,7 +15,10 @@ from torch.optim import LBFGS, Optimizer
 
 from roundelay.errors import StrategyError
 from roundelay.strategies.base import Strategy
+from roundelay.weights import Replica
 from roundelay.weights.shards import ShardGroup
+
+log = logging.getLogger("roundelay")
 
 _WRAPPERS = {"accelerate", "lightning", "pytorch_lightning", "lightning_fabric"}  # their optimizers wrap torch's
 _SYNCHRONISED = (
@@ -100,3 +106,32 @@ def refuse_other_parameters(optimizer: Optimizer, averaged: set[int]) -> None:
                     "no part of the Learner's module, or was frozen when the Learner was made. Make a new Learner with a "
                     "module that has it; a parameter that is to stay local needs an optimizer of its own"
                 )
+
+
+class ChangeWarning:
+    """Warns, once, if the user has changed weights that the strategy is about to replace."""
+
+    def __init__(self, strategy: Strategy, replica: Replica, rank: int) -> None:
+        self._strategy, self._replica, self._rank = strategy, replica, rank
+        self._warned = False
+
+    @contextlib.contextmanager
+    def before_replacing(self) -> Iterator[None]:
+        """In this block the strategy may replace the weights. What the weights are at the end is no change."""
+        self.warn_if_changed()
+        yield
+        self._replica.mark()
+
+    def warn_if_changed(self) -> None:
+        """Call this before the strategy replaces weights."""
+        if self._strategy.mixes_weights and self._replica.touched() and not self._warned:
+            self._warned = True
+            log.warning(_CHANGED, self._rank, type(self._strategy).__name__)
+
+
+_CHANGED = (
+    "learner %d: the module's weights were changed, and not by a step of this optimizer. %s replaces them by the mixed "
+    "weights, so the change is lost. Change weights before the Learner is made, or inside `with learner.rewrite():`. A change "
+    "that belongs to every step goes into a hook of optimizer.step that is registered before the Learner is made. Weights that "
+    "are put in for an evaluation, or changed anew in every forward, do no harm."
+)

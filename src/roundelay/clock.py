@@ -11,9 +11,12 @@ import heapq
 import itertools
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, InvalidStateError
-from typing import Any
+from typing import Any, TypeVar
 
 from roundelay.errors import DeadlockError
+
+Before = TypeVar("Before")
+After = TypeVar("After")
 
 Steps = Generator["Future[Any]", Any, None]
 """A strategy's hook: yields the futures that it waits for."""
@@ -40,6 +43,20 @@ def first_of(*futures: Future[Any]) -> Future[None]:
     for future in futures:
         future.add_done_callback(ended)
     return first
+
+
+def then(future: Future[Before], convert: Callable[[Before], After]) -> Future[After]:
+    """A future with `convert(result)`. It fails if `future` fails, with the same error, or if `convert` raises."""
+    converted: Future[After] = Future()
+
+    def ended(before: Future[Before]) -> None:
+        try:
+            converted.set_result(convert(before.result()))
+        except BaseException as error:
+            converted.set_exception(error)
+
+    future.add_done_callback(ended)
+    return converted
 
 
 class VirtualClock:

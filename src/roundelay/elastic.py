@@ -1,4 +1,4 @@
-"""What happens to a learner when another one joins, leaves or is lost: re-forming the strategy, and transferring state.
+"""What happens to a learner when another one joins, leaves or is lost: connecting again, and re-forming the strategy.
 
 A strategy that re-forms alone (ADPSGD, LocalSGD) follows every change while it trains. With any other strategy learners
 *meet*: they stop at a barrier, compare how far each one is, and go on together from the first chunk that is not known
@@ -11,9 +11,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import wait
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import replace
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -21,19 +20,16 @@ from roundelay.cluster.endpoint import Endpoint
 from roundelay.cluster.membership import Address, Membership, View
 from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.cluster.rendezvous.members import STARTED_AGAIN
-from roundelay.errors import DroppedError, LaunchError, MembershipChangedError, PeerLostError
+from roundelay.errors import DroppedError, LaunchError, MembershipChangedError, PeerLostError, described
+from roundelay.meeting import CONNECTED, GATHERED, Progress, agreed_progress, check_groups, progress_in, values_in
+from roundelay.state_transfer import take_mean, take_newest
 from roundelay.strategies.base import Strategy
-from roundelay.training_state import TrainingState, check_equal
+from roundelay.training_state import TrainingState
 from roundelay.transport.base import LEFT, Transport
 from roundelay.transport.healing import RETRY_S
 from roundelay.transport.heartbeats import NO_HEARTBEAT
 
 log = logging.getLogger("roundelay")
-
-DONORS = 2  # a learner that joins an asynchronous run begins with the mean of this many others
-# What a learner waits for at a barrier: learners that wait for different things must meet again.
-PROGRESS, CONNECTED, GATHERED = "progress", "connected", "gathered"
-
 
 Result = TypeVar("Result")
 
@@ -51,23 +47,77 @@ class Follower(Protocol):
         """Continue with these members."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a learner is; what it brings to a meeting.
+class MembershipChanges:
+    """Applies every change of the membership to a learner while it trains. Its callbacks run in threads of others.
 
-    Attributes:
-        ready: its weights belong to this run. They do not if it has just joined.
-        first_unconfirmed: the first chunk that it does not know to be used by all learners.
-        weight_steps: the number of steps that its weights have seen.
-        initial: it began with the run and has not trained yet, so its weights can be the first of the run.
-        agreement: text that must be equal on all learners.
+    A strategy that re-forms alone follows each new view. With any other strategy the training thread raises
+    MembershipChangedError, so that the learners meet.
+
+    Args:
+        group: the learners that train together; its view follows the changes.
+        learner: what trains.
+        client: announces new views.
+        state: what `learner` trains; learners that join fetch it.
+        group_size: learners in a super-learner.
     """
 
-    ready: bool
-    first_unconfirmed: int
-    weight_steps: int
-    initial: bool = False
-    agreement: str = ""
+    def __init__(
+        self, group: ElasticGroup, learner: Follower, client: RendezvousClient, state: TrainingState, group_size: int
+    ) -> None:
+        self._group, self._learner, self._client = group, learner, client
+        self._state, self._group_size = state, group_size
+
+    def begin(self) -> None:
+        """Follow changes from now on, the first of which may have come while the learner connected."""
+        learner = self._learner
+        if learner.strategy.reforms_alone:
+            learner.transport.offer(self._live_state)
+            learner.transport.keep_reaching(lambda: self._group.view.membership.living, self._link_changed)
+        self._client.on_view = self._changed
+        if self._client.joining and learner.strategy.reforms_alone:
+            self._client.ready()
+        newest = self._client.view
+        assert newest is not None
+        if newest.membership.generation > self._group.view.membership.generation:
+            self._changed(newest, "it changed while this learner connected")
+        else:
+            self._client.confirm_view()
+
+    def _live_state(self) -> Tensor:
+        with self._learner.strategy.at_rest() as weights:
+            return self._state.to_bytes(weights)
+
+    def _changed(self, view: View, reason: str) -> None:
+        """Handle a new view, in the client's thread. The transport raises errors again in the training thread."""
+        try:
+            if self._learner.strategy.reforms_alone:
+                self._adopt(view, reason)
+            elif reason:  # an empty reason: a learner has finished and left
+                self._learner.transport.fail(MembershipChangedError(reason))
+        except BaseException as error:
+            self._learner.transport.fail(error)
+
+    def _adopt(self, view: View, reason: str) -> None:
+        transport, before = self._learner.transport, self._group.view
+        self._group.view = view
+        for gone in set(before.membership.living) - set(view.membership.living):
+            transport.lose(gone, reason or LEFT)
+        for other, address in view.addresses.items():
+            if other != self._group.id and address != before.addresses.get(other):
+                transport.admit(other, address)
+        if view.membership.whole_groups(self._group_size).size:
+            self._learner.reform(view.membership)
+        self._client.confirm_view()
+
+    def _link_changed(self, peer: int, reached: bool) -> None:  # noqa: FBT001
+        """A peer that still lives can no longer be reached, or can be again. Called in a thread of the transport."""
+        log.warning("learner %d can%s reach learner %d", self._group.id, " again" if reached else "not", peer)
+        try:
+            if reached:
+                self._learner.reform(self._group.view.membership)
+            self._group.on_link(peer, reached)
+        except BaseException as error:
+            self._learner.transport.fail(error)
 
 
 class ElasticGroup:
@@ -156,39 +206,16 @@ class ElasticGroup:
         self._not_reached.clear()
         try:
             if joining:
-                self._take_mean(transport)
-            elif self.view.values:
-                self._take_newest(transport, needs_equal_weights=strategy.needs_equal_weights)
+                take_mean(self.id, self._state, transport, self.view.membership)
+                self.took_state = True
+            elif self.view.values:  # a meeting has formed this view
+                progress, equal = progress_in(self.view), strategy.needs_equal_weights
+                self.took_state = take_newest(self.id, self._state, transport, progress, needs_equal_weights=equal)
+                self._wait_for_all(transport)
         except BaseException as error:
-            transport.close(f"{type(error).__name__}: {error}")
+            transport.close(described(error))
             raise
         return transport
-
-    def _take_mean(self, transport: Transport) -> None:
-        """Begin with the mean state of the nearest learners. If none of them replies, ask the others one by one."""
-        others = _nearest(self.id, self.view.membership)
-        for donors in (others[:DONORS], *([other] for other in others[DONORS:])):
-            fetched = wait([transport.fetch(learner) for learner in donors]).done
-            states = [each.result() for each in fetched if not isinstance(each.exception(), PeerLostError)]
-            if states:
-                self._state.load_mean(states)
-                self.took_state = True
-                return
-        raise LaunchError("no learner of the run could send its weights to this one, which joins")
-
-    def _take_newest(self, transport: Transport, *, needs_equal_weights: bool) -> None:
-        """After a meeting, take the state of a learner with the most steps, unless this learner can keep its own."""
-        progress = self._progress()
-        steps = {learner: each.weight_steps for learner, each in progress.items() if each.ready}
-        candidates = steps or {learner: 0 for learner, each in progress.items() if each.initial}
-        most = max(candidates.values())
-        source = min(learner for learner in candidates if candidates[learner] == most)
-        transport.offer(self._state.to_bytes)
-        behind = needs_equal_weights and candidates.get(self.id, -1) < most
-        if (self.id not in steps and self.id != source) or behind:
-            self._state.load_mean([transport.fetch(source).result()])
-            self.took_state = True
-        self._wait_for_all(transport)
 
     def _wait_for_all(self, transport: Transport) -> None:
         """Wait until all learners have their state. Raises MembershipChangedError if one was lost meanwhile."""
@@ -199,64 +226,6 @@ class ElasticGroup:
         ):
             raise MembershipChangedError("a learner was lost before all could go on")
         self.view = replace(view, values=self.view.values)
-
-    # Changes -------------------------------------------------------------------------------------------------------------
-
-    def follow(self, learner: Follower) -> None:
-        """Apply every change of the membership to `learner` from now on."""
-        self._learner = learner
-        if learner.strategy.reforms_alone:
-            learner.transport.offer(self._live_state)
-            learner.transport.keep_reaching(lambda: self.view.membership.living, self._link_changed)
-        self._client.on_view = self._changed
-        if self._client.joining and learner.strategy.reforms_alone:
-            self._client.ready()
-        newest = self._client.view
-        assert newest is not None
-        if newest.membership.generation > self.view.membership.generation:
-            self._changed(newest, "it changed while this learner connected")
-        else:
-            self._client.confirm_view()
-
-    def _live_state(self) -> Tensor:
-        assert self._learner is not None
-        with self._learner.strategy.at_rest() as weights:
-            return self._state.to_bytes(weights)
-
-    def _changed(self, view: View, reason: str) -> None:
-        """Handle a new view, in the client's thread. The transport raises errors again in the training thread."""
-        learner = self._learner
-        assert learner is not None
-        try:
-            if learner.strategy.reforms_alone:
-                self._adopt(view, reason, learner)
-            elif reason:  # an empty reason: a learner has finished and left
-                learner.transport.fail(MembershipChangedError(reason))
-        except BaseException as error:
-            learner.transport.fail(error)
-
-    def _link_changed(self, peer: int, reached: bool) -> None:  # noqa: FBT001
-        """A peer that still lives can no longer be reached, or can be again. Called in a thread of the transport."""
-        learner = self._learner
-        assert learner is not None
-        log.warning("learner %d can%s reach learner %d", self.id, " again" if reached else "not", peer)
-        try:
-            if reached:
-                learner.reform(self.view.membership)
-            self.on_link(peer, reached)
-        except BaseException as error:
-            learner.transport.fail(error)
-
-    def _adopt(self, view: View, reason: str, learner: Follower) -> None:
-        before, self.view = self.view, view
-        for gone in set(before.membership.living) - set(view.membership.living):
-            learner.transport.lose(gone, reason or LEFT)
-        for other, address in view.addresses.items():
-            if other != self.id and address != before.addresses.get(other):
-                learner.transport.admit(other, address)
-        if view.membership.whole_groups(self._group_size).size:
-            learner.reform(view.membership)
-        self._client.confirm_view()
 
     def rejoin(self) -> None:
         """Register again after DroppedError: the others went on without this learner.
@@ -281,21 +250,10 @@ class ElasticGroup:
         lost = _unreachable(self._learner.transport) if self._learner and progress.ready else []
         lost += [peer for peer, times in self._not_reached.items() if times > 1]
         generation = self.view.membership.generation
-        self.view = self._client.barrier(generation, {PROGRESS: asdict(progress)}, lost, self._endpoint.open())
+        self.view = self._client.barrier(generation, progress.to_value(), lost, self._endpoint.open())
         self._client.joining = False  # the barrier has admitted this learner
-        self._check_groups()
-        found = self._progress()
-        check_equal(progress.agreement, {learner: each.agreement for learner, each in found.items()})
-        ready = [each for each in found.values() if each.ready] or [each for each in found.values() if each.initial]
-        if not ready:
-            raise LaunchError(
-                "no learner is left that has the weights of this run; continue from a checkpoint by --resume"
-            )
-        return Progress(
-            ready=True,
-            first_unconfirmed=min(each.first_unconfirmed for each in ready),
-            weight_steps=max(each.weight_steps for each in ready),
-        )
+        check_groups(self.id, self.view.membership, self._group_size)
+        return agreed_progress(progress, progress_in(self.view))
 
     def _wait_until_reachable(self) -> None:
         """A learner that joins waits until it can reach all others: otherwise they would stop for a meeting that fails.
@@ -316,19 +274,12 @@ class ElasticGroup:
             time.sleep(RETRY_S)
             self.rejoin()
 
-    def _check_groups(self) -> None:
-        """Learners of a super-learner that has lost a member leave. The others meet once more, without them."""
-        living = self.view.membership.living
-        whole = self.view.membership.whole_groups(self._group_size).living
-        if self.id not in whole:
-            raise LaunchError(f"learner {self.id} leaves, because its group of {self._group_size} has lost a member")
-        if whole != living:
-            raise MembershipChangedError(f"the groups of learners {sorted(set(living) - set(whole))} are not complete")
+    # While it trains ------------------------------------------------------------------------------------------------------------
 
-    def _progress(self) -> dict[int, Progress]:
-        return {learner: Progress(**value) for learner, value in _values(self.view, PROGRESS).items()}
-
-    # Together ------------------------------------------------------------------------------------------------------------
+    def follow(self, learner: Follower) -> None:
+        """Apply every change of the membership to `learner` from now on."""
+        self._learner = learner
+        MembershipChanges(self, learner, self._client, self._state, self._group_size).begin()
 
     def gather(self, value: object, timeout_s: float | None = None) -> View:
         """Wait for all living learners. Returns a view whose `values` has the values of all.
@@ -337,7 +288,7 @@ class ElasticGroup:
         MissingLearnersError if some have not come within `timeout_s`.
         """
         view = self._client.barrier(self.view.membership.generation, {GATHERED: value}, timeout_s=timeout_s)
-        return replace(view, values=_values(view, GATHERED))
+        return replace(view, values=values_in(view, GATHERED))
 
     def together(self, compute: Callable[[tuple[int, ...]], Result], timeout_s: float | None = None) -> Result:
         """The result of `compute`, a collective of the living learners that it is given.
@@ -366,24 +317,6 @@ class ElasticGroup:
                 return result[0]
             if not self._learner.strategy.reforms_alone:
                 raise MembershipChangedError("a learner was lost while all computed together")
-
-
-def _nearest(learner: int, membership: Membership) -> list[int]:
-    """The other living learners, those with the nearest positions first: on a ring these are the neighbours.
-
-    >>> _nearest(4, Membership.of(5))
-    [0, 3, 1, 2]
-    """
-    size, own = membership.size, membership.position(learner)
-    offsets = (sign * distance for distance in range(1, size // 2 + 1) for sign in (1, -1))
-    return list(dict.fromkeys(membership.living[(own + offset) % size] for offset in offsets))
-
-
-def _values(view: View, kind: str) -> dict[int, Any]:
-    """What all learners brought to a barrier of this kind. Raises MembershipChangedError if one waited for another kind."""
-    if any(not isinstance(value, dict) or kind not in value for value in view.values.values()):
-        raise MembershipChangedError("the other learners wait for something else: all must meet")
-    return {learner: value[kind] for learner, value in view.values.items()}
 
 
 def _unreachable(transport: Transport) -> list[int]:

@@ -148,3 +148,12 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean '{close[0]}'?" if close else "."
     return f"unknown {kind} '{name}'{hint} Known: {', '.join(known)}"
+
+
+def described(error: BaseException) -> str:
+    """The kind and the message of an error, on one line.
+
+    >>> described(KeyError("x"))
+    "KeyError: 'x'"
+    """
+    return f"{type(error).__name__}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
@@ -86,17 +87,13 @@ class _Result:
 
 
 class GradientHooks:
-    """Calls `ready(index)` for every gradient that backward produces, and `after` when backward has ended.
-
-    Attributes:
-        paused: while true, neither `ready` nor `after` is called.
-    """
+    """Calls `ready(index)` for every gradient that backward produces, and `after` when backward has ended."""
 
     def __init__(
         self, weights: Sequence[nn.Parameter], ready: Callable[[int], None], after: Callable[[], None]
     ) -> None:
         self._ready, self._after = ready, after
-        self.paused = False
+        self._paused = False
         self._backward: int | None = None  # torch's number of the backward pass under way
         self._handles = [
             weight.register_post_accumulate_grad_hook(lambda _, index=index: self._gradient_ready(index))
@@ -107,8 +104,17 @@ class GradientHooks:
         """Remove the hooks."""
         _remove(self._handles)
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """In this block neither `ready` nor `after` is called."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
     def _gradient_ready(self, index: int) -> None:
-        if self.paused:
+        if self._paused:
             return
         backward = torch._C._current_graph_task_id()
         if self._backward is None:

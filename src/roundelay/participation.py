@@ -13,7 +13,7 @@ from roundelay.clock import Steps
 from roundelay.cluster.environment import World, init
 from roundelay.cluster.membership import Membership
 from roundelay.elastic import ElasticGroup, Result
-from roundelay.errors import DroppedError, MembershipChangedError, StrategyError
+from roundelay.errors import DroppedError, MembershipChangedError, StrategyError, described
 from roundelay.step_times import StepTimes
 from roundelay.strategies.base import Strategy
 from roundelay.training_state import TrainingState
@@ -43,7 +43,7 @@ class Participation:
     Attributes:
         times: seconds that the hooks of the strategy have waited and worked.
         joined: this learner joined a run under way.
-        elastic: whether learners may come and go.
+        finished: this learner takes no more steps.
     """
 
     replica: Replica
@@ -63,7 +63,7 @@ class Participation:
         self.strategy, self._state, self._shards = strategy, state, shards
         self.times = StepTimes()
         self._membership_lock = threading.Lock()  # peers are lost in threads of the transport
-        self._attached = self._closed = self._ready = self.joined = False
+        self._attached = self._closed = self._ready = self.joined = self.finished = False
         self._void = False  # the current step changes nothing: its gradient was dropped
         self._behind = 0  # steps to take without peers, until this learner has caught up with them
         self._group: ElasticGroup | None = None
@@ -140,6 +140,7 @@ class Participation:
             self._void = False
             return
         self._state.steps += 1
+        self.times.steps += 1
         if self._behind:
             self._behind -= 1
             if not self._behind:
@@ -151,10 +152,13 @@ class Participation:
             self.recover(error)
             self._void = False  # the current gradient was already applied
 
-    def together(
-        self, compute: Callable[[tuple[int, ...]], Result], timeout_s: float | None, pause: Callable[[], Steps]
-    ) -> Result:
-        """The result of a collective of all living learners. `pause` is the hook that comes before it."""
+    def finish(self) -> None:
+        """Run the hook after the last step."""
+        self.finished = True
+        self.run(self.strategy.finish)
+
+    def together(self, compute: Callable[[tuple[int, ...]], Result], timeout_s: float | None = None) -> Result:
+        """The result of a collective of all living learners. The caller has let the strategy drain before."""
         while self._group is not None:
             try:
                 return self._group.together(compute, timeout_s)
@@ -163,7 +167,7 @@ class Participation:
                 if self._behind:
                     self._attach()
                 self._void, self._behind = False, 0
-                self.run(pause)
+                self.run(self.strategy.finish if self.finished else self.strategy.drain)
         return compute(self.membership.living)
 
     # Peers that come and go ------------------------------------------------------------------------------------------------
@@ -178,7 +182,7 @@ class Participation:
         if self._attached:
             self.strategy.abandon()
         self._attached = False
-        self.transport.close(f"{type(error).__name__}: {error}")
+        self.transport.close(described(error))
         self._enter(self._group)
         if self._group.took_state:
             self._void = True

@@ -11,11 +11,13 @@ class StepTimes:
     """Drives the generators of a strategy, and adds up the time in which they wait and work.
 
     Attributes:
+        steps: steps that this learner has taken since it was made, whatever the count of its weights.
         waited_s: seconds spent waiting for futures.
     """
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
+        self.steps = 0
         self.waited_s = self._mixed_s = 0.0
 
     def drive(self, steps: Steps) -> None:
@@ -38,9 +40,9 @@ class StepTimes:
         self.waited_s += waited
         self._mixed_s += time.perf_counter() - began - waited
 
-    def metrics(self, steps: int) -> dict[str, float]:
-        """Seconds per step, for `steps` steps since the beginning."""
-        total, steps = time.perf_counter() - self._began, max(steps, 1)
+    def metrics(self) -> dict[str, float]:
+        """Seconds per step."""
+        total, steps = time.perf_counter() - self._began, max(self.steps, 1)
         return {
             "step_s": total / steps,
             "compute_s": (total - self.waited_s - self._mixed_s) / steps,

@@ -222,7 +222,7 @@ def test_a_learner_that_joins_is_in_step_after_one_round():
         learner.strategy.reform(grown)
     clock.run(until=20.5)
     everyone = [*learners, newcomer]
-    outer = np.stack([learner.strategy._outer.phi.parts[0].numpy() for learner in everyone])
+    outer = np.stack([learner.strategy._loop._outer.phi.parts[0].numpy() for learner in everyone])
     np.testing.assert_allclose(outer - outer[0], 0, atol=1e-12)
     clock.run()
     assert clock.now() < 42.0

@@ -27,7 +27,7 @@ class Rounds:
 
     def begin(self, rank, peers=None, length=5, round=None):
         rounds = self.learners[rank]
-        number = rounds.next_round if round is None else round
+        number = rounds.state.next_round if round is None else round
         message = torch.full((length,), 10 * rank + number, dtype=torch.uint8)
         others = [peer for peer in range(3) if peer != rank] if peers is None else peers
         self.ended[rank] = rounds.begin(number, others, message)
@@ -37,7 +37,7 @@ class Rounds:
 
     def received(self, rank):
         assert self.ended[rank].done()
-        return {peer: message.tolist()[0] for peer, message in sorted(self.learners[rank].received.items())}
+        return {peer: message.tolist()[0] for peer, message in sorted(self.learners[rank].state.received.items())}
 
 
 def test_all_learners_of_a_round_get_the_messages_of_the_others():
@@ -58,11 +58,11 @@ def test_a_round_waits_for_a_learner_that_does_not_begin_when_asked(late):
         rounds.begin(rank)
     rounds.run()
     assert not any(ended.done() for ended in rounds.ended.values())
-    assert rounds.learners[late].wanted
+    assert rounds.learners[late].state.wanted
     rounds.begin(late)
     rounds.run(5 * LATENCY)
     assert all(len(rounds.received(rank)) == 2 for rank in range(3))
-    assert not rounds.learners[late].wanted
+    assert not rounds.learners[late].state.wanted
 
 
 def test_a_learner_that_is_asked_may_begin_at_once():
@@ -104,7 +104,7 @@ def test_a_learner_that_has_passed_the_round_is_left_out_and_the_other_catches_u
     rounds.begin(2)
     rounds.run()
     assert rounds.received(2) == {}
-    assert rounds.learners[2].next_round == 7
+    assert rounds.learners[2].state.next_round == 7
     rounds.begin(2)
     rounds.run()
     assert rounds.received(2) == {}, "the others are through with round 7"

@@ -290,7 +290,7 @@ def test_dpsgd_keeps_its_own_weights_if_those_of_a_neighbour_are_not_finite():
             optimizer.step()
             if rank == 1:
                 looked.wait(20)
-                learner._abort(RuntimeError("the test is over"))
+                learner._leave(RuntimeError("the test is over"))
                 return
             before = vector(trained(module))
             try:
@@ -299,6 +299,6 @@ def test_dpsgd_keeps_its_own_weights_if_those_of_a_neighbour_are_not_finite():
                 assert np.array_equal(vector(trained(module)), before)
             finally:
                 looked.set()
-                learner._abort(RuntimeError("the test is over"))
+                learner._leave(RuntimeError("the test is over"))
 
         together(LEARNERS, work)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from roundelay.errors import RoundelayError
+from roundelay.errors import RoundelayError, described
 from roundelay.training.metrics import read_rows
 
 Compute = Callable[[int, int, float], float]
@@ -119,7 +119,7 @@ def _rows(metrics: Path) -> list[tuple[int, int, float]]:
             )
         found = [(int(r["learner"]), int(r["steps"]), float(r["compute_s"])) for r in rows if r["kind"] == "learner"]
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise RoundelayError(f"'{metrics}' is no metrics file of a run: {type(error).__name__}: {error}") from None
+        raise RoundelayError(f"'{metrics}' is no metrics file of a run: {described(error)}") from None
     for row in found:
         if not (0 <= row[0] < _MOST_LEARNERS and row[1] >= 0 and 0 <= row[2] < math.inf):
             raise RoundelayError("'{}' has a row of learner {} with {} steps of {:g} s".format(metrics, *row))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from roundelay.clock import Process, VirtualClock
 from roundelay.cluster.membership import Membership
+from roundelay.errors import described
 from roundelay.simulation.learners import VirtualLearner
 from roundelay.strategies import ADPSGD
 from roundelay.topology import family
@@ -119,7 +120,7 @@ class FaultWorld:
         try:
             self.clock.run(until=END_S)
         except Exception as error:  # a deadlock, or an error in a strategy
-            self.violations.append(f"every wait ends: {type(error).__name__}: {error}")
+            self.violations.append(f"every wait ends: {described(error)}")
             return self.violations
         self.violations += self._violations()
         return self.violations

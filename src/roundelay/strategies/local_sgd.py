@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future
 from typing import Any, Literal
 
-from roundelay.clock import Steps, done
+from roundelay.clock import Steps
 from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError
 from roundelay.strategies.base import Strategy, fingerprint, mixing_over, spread
+from roundelay.strategies.outer_loop import OuterLoop
 from roundelay.strategies.outer_messages import COMPRESSIONS, OuterMessages
-from roundelay.strategies.outer_rounds import OuterRounds
 from roundelay.strategies.outer_weights import OuterWeights
 from roundelay.topology import Family, Mixing, family
 from roundelay.transport.base import Transport
 from roundelay.weights import Replica
-from roundelay.weights.flat import NON_FINITE
 
 
 class LocalSGD(Strategy):
@@ -87,19 +83,13 @@ class LocalSGD(Strategy):
     def attach(self, replica: Replica, transport: Transport, membership: Membership) -> None:
         """Begin with phi = p, and serve the rounds of peers."""
         super().attach(replica, transport, membership)
-        self._outer = OuterWeights(replica, self.outer_lr, self.outer_momentum)
-        self._messages = OuterMessages(self.compress, self._outer.phi, in_step=membership.generation == 0)
-        self._lock = threading.RLock()  # guards both of the above, and the module's weights while they change
-        self._under_way = False
-        self._late = False  # bring the result in at the next own round, not as soon as it is here
-        self._steps = self._steps_before = 0  # since the round began: own steps, and those of the round before
-        self._mixed: Future[None] = done()
-        self._failure: BaseException | None = None  # raised in a thread of the transport
-        self._left_out = 0
-        self._exchanges: Counter[int] = Counter()
+        outer = OuterWeights(replica, self.outer_lr, self.outer_momentum)
+        self._messages = OuterMessages(self.compress, outer.phi, in_step=membership.generation == 0)
         self._use(membership)
-        transport.layout = self._outer.phi.layout.code
-        self._rounds = OuterRounds(transport, self._asked)
+        transport.layout = outer.phi.layout.code
+        # Shards of a node must begin a round at the same step, so they do not begin it when a peer asks.
+        begins_for_peers = not self.rounds_by_step
+        self._loop = OuterLoop(transport, outer, self._messages, self._row, begins_for_peers=begins_for_peers)
 
     def _use(self, membership: Membership) -> None:
         self._mixing = mixing_over(self._family, membership)
@@ -112,9 +102,14 @@ class LocalSGD(Strategy):
             )
         self.membership = membership
 
+    def _row(self, round: int) -> dict[int, float]:
+        """W_ij of a round by learner, in the order of ranks."""
+        row = self._mixing.row(self._position, round)
+        return {self.membership.living[position]: weight for position, weight in sorted(row.items())}
+
     def reform(self, membership: Membership) -> None:
         """Ask the topology for these members. The round under way is not affected."""
-        with self._lock:
+        with self._loop.lock:
             self._use(membership)
             self._messages.in_step = False
 
@@ -123,139 +118,68 @@ class LocalSGD(Strategy):
     def before_step(self) -> Steps:
         """Keep other threads from reading the module's weights until `after_step`."""
         self.abandon()
-        self._raise_failure()
-        self._lock.acquire()
+        self._loop.check()
+        self._loop.lock.acquire()
         self._stepping = True
         yield from ()
 
     def after_step(self) -> Steps:
         """Bring in the result of a round that has ended; begin a round if this was the last local step."""
-        self._steps += 1
+        self._loop.steps += 1
         self.abandon()
-        if not self._late:
-            self._shift()
-        if self._steps >= self.every:
-            yield from self._settle()  # the last round with `overlap`, or one that a peer has asked for
-            self._begin(late=self.overlap)
+        if not self._loop.late:
+            self._loop.bring_in()
+        if self._loop.steps >= self.every:
+            yield from self._loop.settle()  # the last round with `overlap`, or one that a peer has asked for
+            self._loop.begin(late=self.overlap)
             if not self.overlap:
-                yield from self._settle()
-
-    def _asked(self) -> None:
-        """A peer waits for this learner in the next round. In a thread of the transport."""
-        if not self.rounds_by_step:  # shards of a node must begin a round at the same step
-            self._begin(late=False)
-
-    def _begin(self, *, late: bool) -> None:
-        """Take the outer step and send y, unless a round is under way."""
-        with self._lock:
-            if self._under_way:
-                return
-            self._under_way, self._late = True, late
-            self._outer.step()
-            self._steps_before, self._steps = self._steps, 0
-            round = self._rounds.next_round
-            row = self._mixing.row(self._position, round)
-            self._row = {self.membership.living[position]: weight for position, weight in sorted(row.items())}
-            message = self._messages.encode(self._outer.y, self._outer.phi)
-            mixed = self._mixed = Future()
-        ended = self._rounds.begin(round, self._row.keys() - {self.transport.rank}, message)
-        ended.add_done_callback(lambda _: self._ended(mixed))
-
-    def _ended(self, mixed: Future[None]) -> None:
-        """All messages are here: mix. In a thread of the transport, or on the virtual clock."""
-        try:
-            with self._lock:
-                self._mix()
-                self._under_way = False
-        except BaseException as error:  # a future swallows what its callbacks raise: the next step raises this
-            self._failure = error
-        finally:
-            mixed.set_result(None)
-        if self._failure is None and self._rounds.wanted:
-            self._asked()
-
-    def _mix(self) -> None:
-        """Phi <- sum_j W_ij y_j."""
-        outer, received = self._outer, self._rounds.received
-        mixed = self._messages.mix(self._row, self.transport.rank, received, outer.y, outer.phi)
-        outer.mixed()
-        for peer in self._messages.refused:
-            self.transport.refused.count(NON_FINITE, f"a message of learner {peer}")
-        self._left_out += len(self._row) - 1 - len(mixed)
-        self._exchanges.update(mixed)
-
-    def _shift(self) -> None:
-        """Bring the result of a round that has ended into the module."""
-        with self._lock:
-            self._outer.shift(moved=self._steps > 0)
-
-    def _settle(self) -> Steps:
-        """Wait for the round under way, and bring its result in."""
-        while not self._mixed.done():  # a peer may ask for the next round at once
-            yield self._mixed
-        self._raise_failure()
-        self._shift()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+                yield from self._loop.settle()
 
     # The end, peers ----------------------------------------------------------------------------------------------------
 
     def drain(self) -> Steps:
         """Wait for the round under way; the module has its result then."""
         self.abandon()
-        yield from self._settle()
+        yield from self._loop.settle()
 
     def finish(self) -> Steps:
         """Take part in no more rounds; the module has its own local steps since the last one."""
         yield from self.drain()
-        self._rounds.leave()
-        yield from self._settle()  # a round that a peer has asked for meanwhile
+        self._loop.rounds.leave()
+        yield from self._loop.settle()  # a round that a peer has asked for meanwhile
 
     def peer_lost(self, peer: int, reason: str) -> None:
         """Go on without `peer`."""
-        self._rounds.lose(peer)
+        self._loop.rounds.lose(peer)
 
     def peer_silent(self, peer: int, *, silent: bool) -> None:
         """Leave a silent peer out of rounds."""
-        self._rounds.set_silent(peer, silent=silent)
+        self._loop.rounds.set_silent(peer, silent=silent)
 
     def abandon(self) -> None:
         """The optimizer's step has ended or has raised: other threads may read the module's weights again."""
         if self._stepping:
             self._stepping = False
-            self._lock.release()
+            self._loop.lock.release()
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
         """The module's weights, between two steps."""
-        with self._lock:
+        with self._loop.lock:
             yield None
 
     def metrics(self) -> dict[str, float]:
-        """Rounds, the local steps of the last one, bytes of a message, neighbours left out, and the spread seen last.
+        """Rounds, local steps and bytes of the last one, neighbours left out, exchanges by peer, and the last spread.
 
         The next round measures the spread again.
         """
         self._messages.measure = True
-        return {
-            "rounds": self._rounds.round + 1,
-            "local_steps": self._steps_before,
-            "message_bytes": self._messages.nbytes,
-            "neighbours_left_out": self._left_out,
-            "spread": spread(self._messages.disagreement2, self.membership.size),
-        } | {f"exchanges_with_{peer}": count for peer, count in sorted(self._exchanges.items())}
+        return self._loop.metrics() | {"spread": spread(self._messages.disagreement2, self.membership.size)}
 
     def state_dict(self) -> dict[str, Any]:
         """Once drained: the round, the local steps, phi, m, and what compression has left out."""
-        with self._lock:
-            counts = {"round": self._rounds.round, "steps": self._steps}
-            return counts | self._outer.state_dict() | {"messages": self._messages.state_dict()}
+        return self._loop.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from there, with the weights that the module has now. All learners do so before their next step."""
-        with self._lock:
-            self._rounds.round, self._steps = int(state["round"]), int(state["steps"])
-            self._outer.load_state_dict(state)
-            self._messages.load_state_dict(state["messages"])
+        self._loop.load_state_dict(state)

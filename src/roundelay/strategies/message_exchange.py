@@ -11,6 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from roundelay.clock import then
 from roundelay.transport.base import Begin, Call, Transport
 
 PIECE_BYTES = 2**20
@@ -82,12 +83,5 @@ class AnsweringEnd(_End):
 
 def exchange_messages(transport: Transport, peer: int, buffer: Tensor, header: int) -> Future[Tensor]:
     """Send a header and a message; those of the peer replace them, and are the result of the future."""
-    result: Future[Tensor] = Future()
-
-    def ended(call: Future[None]) -> None:
-        failure = call.exception()
-        result.set_exception(failure) if failure else result.set_result(buffer)
-
     begin: Begin = lambda peer, message, reply: contextlib.nullcontext(_End(reply, header))  # noqa: E731
-    transport.call(peer, Call(buffer, buffer, begin)).add_done_callback(ended)
-    return result
+    return then(transport.call(peer, Call(buffer, buffer, begin)), lambda _: buffer)

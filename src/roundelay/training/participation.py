@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from roundelay.cluster.environment import World
 from roundelay.cluster.rendezvous.client import RendezvousClient
-from roundelay.elastic import ElasticGroup, Progress
+from roundelay.elastic import ElasticGroup
+from roundelay.meeting import Progress
 from roundelay.strategies.base import Strategy
 from roundelay.training.build import strategy_of
 from roundelay.training.config import Config

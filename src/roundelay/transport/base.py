@@ -257,6 +257,14 @@ class Transport(ABC):
     def lost(self) -> dict[int, str]:
         """The peers that are gone, and why."""
 
+    def metrics(self) -> dict[str, float]:
+        """Bytes so far, and how many messages and connections were refused."""
+        return {
+            "bytes_sent": self.traffic.bytes_sent,
+            "bytes_received": self.traffic.bytes_received,
+            "refused": self.refused.counts.total(),
+        }
+
     # Listeners -----------------------------------------------------------------------------------------------------
 
     def on_lost(self, listener: LostListener) -> None:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 
 from torch import Tensor
 
+from roundelay.clock import then
 from roundelay.transport.base import Begin, Call, Transport
 
 Handler = Callable[[int, Tensor, Tensor], None]
@@ -34,15 +35,8 @@ class _Message:
 
 def ask(transport: Transport, peer: int, buffer: Tensor) -> Future[Tensor]:
     """Send the bytes of `buffer` to `peer`. The reply replaces them, and is the result of the future."""
-    result: Future[Tensor] = Future()
-
-    def ended(call: Future[None]) -> None:
-        error = call.exception()
-        result.set_exception(error) if error else result.set_result(buffer)
-
     begin: Begin = lambda peer, message, reply: contextlib.nullcontext(_Message(reply))  # noqa: E731
-    transport.call(peer, Call(buffer, buffer, begin, streams=False)).add_done_callback(ended)
-    return result
+    return then(transport.call(peer, Call(buffer, buffer, begin, streams=False)), lambda _: buffer)
 
 
 def answering(handler: Handler) -> Begin:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
-from roundelay.errors import CheckpointError
+from roundelay.errors import CheckpointError, described
 
 # Everything that reading an altered file can raise. Its JSON may be anything, nested to any depth.
 UNREADABLE = (
@@ -78,7 +78,7 @@ def read_state(path: Path) -> Any:  # noqa: ANN401
             shape = json.loads((file.metadata() or {})["state"])
             return join_tree(shape, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     except UNREADABLE as error:
-        raise CheckpointError(f"'{path}' is torn or altered: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"'{path}' is torn or altered: {described(error)}") from error
 
 
 def to_bytes(tree: Any) -> bytes:  # noqa: ANN401
@@ -94,7 +94,7 @@ def from_bytes(data: bytes) -> Any:  # noqa: ANN401
         header = json.loads(data[_HEADER_LENGTH.size : _HEADER_LENGTH.size + length])
         return join_tree(json.loads(header["__metadata__"]["state"]), load(data))
     except UNREADABLE as error:
-        raise CheckpointError(f"these bytes are no state: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"these bytes are no state: {described(error)}") from error
 
 
 def snapshot(tree: Any) -> Any:  # noqa: ANN401

@@ -399,14 +399,6 @@ def test_garbage_on_a_connection_ends_that_connection_and_nothing_else(garbage, 
     assert len(caplog.records) == (len(garbage) > 3)
 
 
-def test_a_learner_that_never_connects_is_an_error_that_names_it(monkeypatch):
-    monkeypatch.setattr(tcp, "ARRIVAL_S", 0.05)
-    with loopback(1) as (lonely,):
-        lonely.rank = 3
-        with pytest.raises(PeerLostError, match="lost learner 1: it has not connected"):
-            lonely.connect({1: ("127.0.0.1", 1)})
-
-
 # The end -----------------------------------------------------------------------------------------------------------------
 
 

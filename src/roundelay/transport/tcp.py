@@ -14,7 +14,6 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
-from roundelay.errors import PeerLostError
 from roundelay.transport import handshake, shared_memory
 from roundelay.transport.acceptor import Acceptor
 from roundelay.transport.base import Address, Begin, Call, Collectives, Swap, Transport
@@ -24,14 +23,12 @@ from roundelay.transport.failure_detector import Event, FailureDetector
 from roundelay.transport.framing import Connection
 from roundelay.transport.guarded_collectives import GuardedCollectives
 from roundelay.transport.handshake import Hello, Purpose
-from roundelay.transport.healing import Healing
 from roundelay.transport.liveness import Liveness, settle
+from roundelay.transport.peer_links import PeerLinks
 from roundelay.transport.receiver import Receiver
 from roundelay.transport.requests import Requests
 from roundelay.transport.security import Security
 from roundelay.transport.swaps import Swaps
-
-ARRIVAL_S = 20.0  # learners connect right after they have found each other, so this is long
 
 
 class TcpTransport(Transport):
@@ -62,7 +59,6 @@ class TcpTransport(Transport):
         self._memory = shared_memory.SharedMemory() if share_memory and shared_memory.available() else None
         host = handshake.this_host() if self._memory else bytes(16)  # zeros never match, so no peer maps our memory
         self._closed = False
-        self._healing: Healing | None = None
         self._liveness = Liveness()
         self._collectives = GuardedCollectives(collectives, self._liveness, self.traffic)
         self._connections = Connections(rank, host, security, self._liveness, self.lose)
@@ -71,6 +67,7 @@ class TcpTransport(Transport):
         self._calls = CallServer(self)
         self._receiver = Receiver(self, self._swaps, self._calls)
         self._detector = FailureDetector(self._detected)
+        self._links = PeerLinks(rank, self._connections, self._liveness, self._detector)
         self._acceptor = Acceptor(listener, security, self.refused, self._accepted, rank=rank, host=host)
 
     @property
@@ -83,25 +80,11 @@ class TcpTransport(Transport):
 
         Raises PeerLostError if a peer does not answer or never connects.
         """
-        self._connections.set_addresses(addresses)
-        for peer in addresses:
-            if peer > self.rank:
-                try:
-                    self._detector.add(peer, self._connections.open_heartbeat(peer))
-                except OSError as error:
-                    raise PeerLostError(peer, f"it does not answer ({error})") from error
-        absent = self._detector.wait_for((peer for peer in addresses if peer < self.rank), ARRIVAL_S)
-        if absent is not None:
-            raise PeerLostError(absent, f"it has not connected within {ARRIVAL_S:g} s")
+        self._links.connect(addresses)
 
     def join(self, addresses: Mapping[int, Address]) -> None:
         """Connect to peers that are already training; a peer that does not answer is lost."""
-        self._connections.set_addresses(addresses)
-        for peer in addresses:
-            try:
-                self._detector.add(peer, self._connections.open_heartbeat(peer))
-            except OSError as error:
-                self.lose(peer, f"it does not answer ({error})")
+        self._links.join(addresses, self.lose)
 
     # Exchanges -----------------------------------------------------------------------------------------------------
 
@@ -191,21 +174,7 @@ class TcpTransport(Transport):
 
     def keep_reaching(self, wanted: Callable[[], Iterable[int]], report: Callable[[int, bool], None]) -> None:
         """Connect again and again to peers of `wanted()` that are lost, in a thread."""
-        self._healing = Healing(self.rank, lambda: self.lost, wanted, self._reach, report)
-
-    def _reach(self, peer: int) -> bool:
-        try:
-            connection = self._connections.open_heartbeat(peer, Purpose.RECONNECT)
-        except OSError:
-            return False
-        self._reached(peer, connection)
-        return True
-
-    def _reached(self, peer: int, connection: socket.socket) -> None:
-        """The peer that was lost answers, at the same address."""
-        self._liveness.admit(peer)
-        self._connections.reopen(peer)
-        self._detector.add(peer, connection)
+        self._links.keep_reaching(wanted, report)
 
     def _detected(self, event: Event, peer: int, reason: str) -> None:
         """In the thread of the failure detector."""
@@ -224,14 +193,8 @@ class TcpTransport(Transport):
 
     def _accepted(self, connection: socket.socket, hello: Hello) -> None:
         """In the thread of that connection."""
-        if hello.purpose == Purpose.HEARTBEAT:
-            self._detector.add(hello.rank, connection)
-            return
-        if hello.purpose == Purpose.RECONNECT:
-            self._reached(hello.rank, connection)
-            return
-        if hello.purpose == Purpose.PROBE:
-            connection.close()
+        if hello.purpose != Purpose.REQUESTS:
+            self._links.accepted(connection, hello)
             return
         incoming = Connection(connection, hello, share_memory=self._memory is not None)
         if self._connections.add_incoming(incoming):
@@ -251,8 +214,7 @@ class TcpTransport(Transport):
         if self._closed:
             return
         self._closed = True
-        if self._healing is not None:
-            self._healing.close()
+        self._links.close()
         self._liveness.close()
         self._calls.close()
         self._receiver.close()

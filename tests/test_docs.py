@@ -44,8 +44,8 @@ STARTS = (  # the function with which a command, after all checks, starts its wo
     "roundelay.training.supervisor.Supervisor.run",  # train
     "roundelay.cluster.launcher.Launcher.run",  # launch
     "roundelay.training.checkpoint.choose",  # train --resume
-    "roundelay.training.run_directory.read_rendezvous",  # train --join RUN
-    "roundelay.cluster.rendezvous.client.RendezvousClient.__init__",  # train --join HOST:PORT
+    "roundelay.training.run_directory.ticket",  # train --join RUN
+    "roundelay.cluster.rendezvous.session.RendezvousSession.__init__",  # train --join HOST:PORT, launch --rendezvous
     "roundelay.simulation.recipe.SimulatedRun.run",  # simulate
     "roundelay.cli.reproduce._test_all",  # reproduce
     "roundelay.bench.throughput.run",  # bench throughput, bench stragglers

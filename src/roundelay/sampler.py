@@ -145,6 +145,6 @@ class ElasticSampler(Sampler[list[int]]):
             self._drawn = []
             self._registrations, self._steps_before = client.registrations, self._world.steps.taken
         if not self._declared:
-            client.declare_budget(self._total, sorted(self._used_before))
+            client.budget.declare(self._total, sorted(self._used_before))
             self._declared = True
-        return client.draw(self._world.rank, len(self._drawn), self._done(), patient=patient)
+        return client.budget.draw(self._world.rank, len(self._drawn), self._done(), patient=patient)

@@ -52,12 +52,21 @@ def test_wrong_input_is_one_line_and_starts_nothing(tmp_path, monkeypatch, capsy
 PREPARED = {"PYTHONPATH": "/elsewhere", "LD_PRELOAD": "/elsewhere/x.so", "HOME": "/elsewhere"}
 
 
-def test_a_prepared_rendezvous_file_changes_nothing_in_the_environment(tmp_path, monkeypatch):
+TICKET = {
+    "address": ["127.0.0.1", 29400],
+    "learners": 4,
+    "min_learners": 1,
+    "run": "",
+    "security": {"ROUNDELAY_SECRET": "5e" * 32},
+}
+
+
+def test_a_prepared_ticket_changes_nothing_in_the_environment(tmp_path, monkeypatch):
     """Only the keys of a secret are read, and no key reaches the environment, which workers inherit."""
     monkeypatch.delenv("ROUNDELAY_SECRET", raising=False)
     run_directory.begin(tmp_path, resolve(table_of("tiny")), "a test")
-    document = {"address": "127.0.0.1:29400", "ROUNDELAY_SECRET": "5e" * 32} | PREPARED
-    (tmp_path / run_directory.RENDEZVOUS).write_text(json.dumps(document))
+    document = TICKET | PREPARED | {"security": TICKET["security"] | PREPARED}
+    (tmp_path / run_directory.TICKET).write_text(json.dumps(document))
     before, started = dict(os.environ), []
     monkeypatch.setattr(Supervisor, "run", lambda supervisor: started.append(supervisor) or 0)
     monkeypatch.setattr(RendezvousClient, "__init__", lambda *_, **__: None)
@@ -71,16 +80,16 @@ def test_a_prepared_rendezvous_file_changes_nothing_in_the_environment(tmp_path,
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"address": "127.0.0.1:29400"}, "has no secret"),
-        ({"address": "127.0.0.1:29400", "ROUNDELAY_SECRET": "5e"}, "must be at least 32 hexadecimal digits"),
-        ({"ROUNDELAY_SECRET": "5e" * 32}, "can be joined: 'address'"),
-        (["address"], "can be joined"),
-        ({"address": "127.0.0.1:x", "ROUNDELAY_SECRET": "5e" * 32}, "an address is HOST:PORT"),
-        ({"address": "127.0.0.1:1", "ROUNDELAY_SECRET": "5e" * 32, "ROUNDELAY_TLS": "/absent"}, "must have cert.pem"),
+        (TICKET | {"security": {}}, "has no secret"),
+        (TICKET | {"security": {"ROUNDELAY_SECRET": "5e"}}, "must be at least 32 hexadecimal digits"),
+        ({"learners": 4}, "this is no ticket of a run ('address')"),
+        (["address"], "this is no ticket of a run"),
+        (TICKET | {"address": ["127.0.0.1", "x"]}, "this is no ticket of a run"),
+        (TICKET | {"security": TICKET["security"] | {"ROUNDELAY_TLS": "/absent"}}, "must have cert.pem"),
     ],
 )
-def test_a_damaged_rendezvous_file_is_refused_in_one_line(tmp_path, mistake, document, message):
-    (tmp_path / run_directory.RENDEZVOUS).write_text(json.dumps(document))
+def test_a_damaged_ticket_is_refused_in_one_line(tmp_path, mistake, document, message):
+    (tmp_path / run_directory.TICKET).write_text(json.dumps(document))
     assert message in mistake("train", "--join", str(tmp_path))
 
 

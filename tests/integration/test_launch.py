@@ -164,7 +164,7 @@ if os.environ['ROUNDELAY_LEARNER'] == '1': time.sleep(8)
 roundelay.init().close()
 """
     run = background("--learners", "2", script(tmp_path, text))
-    run.wait_for(r"1 of 2 learners have come \(0\); missing: 1; they connect to 127.0.0.1:\d+")
+    run.wait_for(r"waiting at 127.0.0.1:\d+: 1 of 2 learners have come \(0\); missing: 1")
     assert run.process.wait(60) == 0
 
 

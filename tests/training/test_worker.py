@@ -1,43 +1,26 @@
 from __future__ import annotations
 
-import dataclasses
+import subprocess
+import sys
 
 import pytest
 
 from roundelay.cluster.rendezvous.members import RunSpec
-from roundelay.training import recipes
+from roundelay.cluster.ticket import Ticket
+from roundelay.training import run_directory
 from roundelay.training.recipes import resolve, table_of
-from roundelay.training.worker import WorkerSpec, run_spec
+from roundelay.training.worker import run_spec
 
 
-def spec_of(config, **changes):
-    values = {
-        "config": recipes.as_table(config),
-        "folder": "runs/a",
-        "resume_at": 2600,
-        "rendezvous": ("10.0.0.1", 29400),
-        "security": {"ROUNDELAY_SECRET": "5e" * 32, "ROUNDELAY_RUN": ""},
-        "host": "10.0.0.2",
-        "learner": None,
-        "local_rank": 1,
-        "local_size": 2,
-    }
-    return WorkerSpec(**values | changes)
-
-
-@pytest.mark.parametrize("recipe", ["tiny", "synth"])
-def test_a_worker_receives_the_configuration_that_the_supervisor_has_checked(recipe):
-    config = resolve(table_of(recipe), [("learners", "3")])
-    sent = spec_of(config)
-    received = WorkerSpec.from_line(sent.to_line())
-    assert dataclasses.replace(received, config=sent.config) == sent
-    assert recipes.as_table(recipes.from_table(received.config)) == recipes.as_table(config)
-
-
-def test_the_specification_is_one_line():
-    line = spec_of(resolve(table_of("tiny")), folder="runs/a\nb").to_line()
-    assert line.count(b"\n") == 1
-    assert line.endswith(b"\n")
+def test_a_worker_that_fails_says_why_in_its_last_line(tmp_path, monkeypatch):
+    nowhere = Ticket(("127.0.0.1", 9), {"ROUNDELAY_SECRET": "5e" * 32}, learners=4)  # nothing listens there
+    monkeypatch.setenv("ROUNDELAY_TICKET", str(nowhere))
+    run_directory.begin(tmp_path / "run", resolve(table_of("tiny")), "a test")
+    command = [sys.executable, "-m", "roundelay.training.worker", str(tmp_path / "run")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    said = ended.stderr.splitlines()[-1]
+    assert said.startswith("roundelay: error: cannot reach the rendezvous at 127.0.0.1:9")
 
 
 @pytest.mark.parametrize(

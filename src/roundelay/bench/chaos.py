@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.bench.fault_outcome import outcome
+from roundelay.cluster.launcher import Launcher
 from roundelay.errors import ConfigError, RoundelayError
 from roundelay.training import run_directory
 from roundelay.training.config import Config
@@ -58,7 +59,7 @@ class Fault:
 
 
 class FaultInjector:
-    """Carries out faults when they are due. The supervisor calls it a few times a second.
+    """Carries out faults when they are due. The launcher calls it a few times a second.
 
     Args:
         faults: in any order.
@@ -78,7 +79,7 @@ class FaultInjector:
         self._began: float | None = None
         self._first_row_s = 0.0
 
-    def __call__(self, supervisor: Supervisor) -> None:
+    def __call__(self, launcher: Launcher) -> None:
         """Carry out what is due now."""
         if self._began is None:
             rows = read_rows(self._metrics) if self._metrics.exists() else iter(())
@@ -88,24 +89,24 @@ class FaultInjector:
             self._began, self._first_row_s = time.monotonic(), first["elapsed_s"]
         elapsed = time.monotonic() - self._began
         while self.left and self.left[0].at_s <= elapsed:
-            self._carry_out(self.left.pop(0), supervisor, self._first_row_s + elapsed)
+            self._carry_out(self.left.pop(0), launcher, self._first_row_s + elapsed)
         for frozen in [frozen for frozen in self._frozen if frozen[0] <= elapsed]:
             self._frozen.remove(frozen)
-            supervisor.send(frozen[1], signal.SIGCONT)
+            launcher.send(frozen[1], signal.SIGCONT)
 
-    def _carry_out(self, fault: Fault, supervisor: Supervisor, now_s: float) -> None:
-        runs = fault.learner in supervisor.running
+    def _carry_out(self, fault: Fault, launcher: Launcher, now_s: float) -> None:
+        runs = fault.learner in launcher.running
         if runs == (fault.kind == "join"):
             self.impossible[fault] = f"learner {fault.learner} {'still ran' if runs else 'had ended before'}"
             return
         self.happened[fault] = now_s
         if fault.kind == "join":
-            supervisor.start(fault.learner)
+            launcher.start(fault.learner)
         elif fault.kind == "kill":
-            supervisor.send(fault.learner, signal.SIGKILL)
+            launcher.send(fault.learner, signal.SIGKILL)
         else:
             assert fault.duration_s is not None
-            supervisor.send(fault.learner, signal.SIGSTOP)
+            launcher.send(fault.learner, signal.SIGSTOP)
             self._frozen.append((fault.at_s + fault.duration_s, fault.learner))
 
     def report(self) -> list[dict[str, Any]]:

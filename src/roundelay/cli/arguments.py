@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from roundelay.errors import LaunchError, UsageError
 
 if TYPE_CHECKING:
-    from roundelay.training.supervisor import ConnectionSettings
+    from roundelay.cluster.connection_settings import ConnectionSettings
     from roundelay.transport.security import Security
 
 LAST_PORT = 65535
@@ -194,7 +194,11 @@ def assignments(words: Iterable[str]) -> list[tuple[str, str]]:
 def add_security(parser: argparse.ArgumentParser) -> None:
     """Declare the options of commands that listen for connections."""
     add = parser.add_argument
-    add("--host", metavar="ADDRESS", help="the interface to listen on (default: the loopback, so only this machine)")
+    add(
+        "--host",
+        metavar="ADDRESS",
+        help="the interface to listen on (default: the loopback; with a rendezvous elsewhere, the interface that leads there)",
+    )
     add(
         "--secret-file",
         type=Path,
@@ -221,8 +225,8 @@ def connection_settings(
 
     Raises UsageError if an interface is named without a secret that other machines can know.
     """
+    from roundelay.cluster.connection_settings import ConnectionSettings
     from roundelay.cluster.environment import LOOPBACK
-    from roundelay.training.supervisor import ConnectionSettings
 
     security = security or _security(args)
     if security is None and (rendezvous is not None or args.host not in (None, LOOPBACK)):
@@ -232,7 +236,7 @@ def connection_settings(
     security = security or ConnectionSettings.on_this_machine().security
     if args.tls is not None:
         security = security.with_tls(args.tls)
-    return ConnectionSettings(security, rendezvous, args.host or LOOPBACK, args.open_collectives)
+    return ConnectionSettings(security, rendezvous, args.host, args.open_collectives)
 
 
 def port(text: str) -> int:

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import logging
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,10 @@ from roundelay.cli.arguments import add_security, connection_settings, positive_
 from roundelay.errors import UsageError
 
 if TYPE_CHECKING:
-    from roundelay.cluster.launcher import Launcher
-    from roundelay.training.supervisor import ConnectionSettings
+    from roundelay.cluster.connection_settings import ConnectionSettings
+    from roundelay.cluster.elastic_world import Rendezvous
+    from roundelay.cluster.learner_process import Program
+    from roundelay.cluster.run_rendezvous import RemoteRendezvous
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the learners, and wait until all have ended."""
+    from roundelay.cluster.launcher import Launcher, Reporter
+
     if not args.module and not Path(args.script).is_file():
         raise UsageError(f"there is no script '{args.script}'; for a module give -m")
     if args.min_learners > args.learners:
@@ -60,63 +63,42 @@ def run(args: argparse.Namespace) -> int:
         args.logs.mkdir(parents=True, exist_ok=True)
     address = None if args.rendezvous is None else rendezvous_address(args.rendezvous)
     settings = connection_settings(args, address)
-    with tempfile.TemporaryDirectory(prefix="roundelay-") as folder, contextlib.ExitStack() as stack:
-        ticket = Path(folder) / "ticket.json"
-        start = _at_a_rendezvous if address else _on_this_machine
-        return start(args, settings, ticket, stack).run()
+    reporter = Reporter()
+    with contextlib.closing(_rendezvous(args, settings)) as rendezvous:
+        chosen = address is None
+        learners = list(range(args.learners)) if chosen else [None] * (args.here or args.learners)
+        launcher = Launcher(_program(args, settings), rendezvous, learners, restarts=args.restarts, reporter=reporter)
+        code = launcher.run()
+    if code == 1:
+        first = next(iter(launcher.failed.values()), "no failure")
+        reporter.say(f"no learner has finished; the first one ended with {first}")
+    return code
 
 
-def _command(args: argparse.Namespace) -> list[str]:
-    return [sys.executable, *(["-m"] if args.module else []), args.script, *args.arguments]
+def _program(args: argparse.Namespace, settings: ConnectionSettings) -> Program:
+    from roundelay.cluster.elastic_world import HOST
+    from roundelay.cluster.learner_process import Program
+
+    command = [sys.executable, *(["-m"] if args.module else []), args.script, *args.arguments]
+    return Program(command, {} if settings.host is None else {HOST: settings.host}, args.logs)
 
 
-def _on_this_machine(
-    args: argparse.Namespace, settings: ConnectionSettings, ticket: Path, stack: contextlib.ExitStack
-) -> Launcher:
-    """This process runs the rendezvous."""
+def _rendezvous(args: argparse.Namespace, settings: ConnectionSettings) -> Rendezvous | RemoteRendezvous:
+    """Run the rendezvous in this process, or connect to the one at which learners of several machines find each other."""
     from roundelay.cluster.elastic_world import Rendezvous
-    from roundelay.cluster.launcher import Launcher
+    from roundelay.cluster.run_rendezvous import RemoteRendezvous
+    from roundelay.cluster.ticket import Ticket
 
-    rendezvous = stack.enter_context(
-        Rendezvous(
+    if settings.rendezvous is None:
+        return Rendezvous(
             args.learners,
-            settings.host,
+            settings.server_host,
             min_learners=args.min_learners,
             security=settings.security,
             open_collectives=settings.open_collectives,
+            on_event=lambda event: None,  # the launcher tells what happens to its processes
         )
-    )
-    rendezvous.ticket.write(ticket)
-    return Launcher(
-        _command(args),
-        ticket,
-        list(range(args.learners)),
-        restarts=args.restarts,
-        logs=args.logs,
-        died=rendezvous.server.process_died,
-    )
-
-
-def _at_a_rendezvous(
-    args: argparse.Namespace, settings: ConnectionSettings, ticket: Path, stack: contextlib.ExitStack
-) -> Launcher:
-    """The rendezvous runs elsewhere, and the learners of several machines find each other there."""
-    from roundelay.cluster.launcher import Launcher
-    from roundelay.cluster.rendezvous.client import RendezvousClient
-    from roundelay.cluster.ticket import Ticket
-
-    assert settings.rendezvous is not None
-    client = stack.enter_context(RendezvousClient(settings.rendezvous, settings.security))
     # The same command on all machines is one run.
     identity = hashlib.sha256(repr((args.script, args.arguments, args.learners)).encode()).hexdigest()[:16]
-    environment = settings.security.environment()
-    Ticket(settings.rendezvous, environment, args.learners, args.min_learners, identity).write(ticket)
-    return Launcher(
-        _command(args),
-        ticket,
-        [None] * (args.here or args.learners),
-        restarts=args.restarts,
-        logs=args.logs,
-        died=client.report_death,
-        waiting=lambda: client.ask_for_info().get("waiting", "") if client.connected else "the rendezvous is away",
-    )
+    security = settings.security.environment()
+    return RemoteRendezvous(Ticket(settings.rendezvous, security, args.learners, args.min_learners, identity))

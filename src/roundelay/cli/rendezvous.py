@@ -32,9 +32,9 @@ def run(args: argparse.Namespace) -> int:
     settings = connection_settings(args, (args.host or LOOPBACK, args.port))
     info: Message = {}
     store: object = None
+    listener = open_listener(settings.server_host, args.port)
     if settings.collectives_allowed:
-        store, info["store"] = host_store(settings.host)
-    listener = open_listener(settings.host, args.port)
+        store, info["store"] = host_store(settings.server_host)
     server = RendezvousServer(listener, settings.security, RendezvousState(time.monotonic, info=info))
     print("rendezvous: {}:{}".format(*server.address), flush=True)
     ended = threading.Event()

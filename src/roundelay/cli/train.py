@@ -139,7 +139,8 @@ def _join_run(args: argparse.Namespace) -> int:
 
     address, security = args.join, None
     if Path(args.join).is_dir():
-        address, security = run_directory.read_rendezvous(Path(args.join))
+        ticket = run_directory.ticket(Path(args.join))
+        address, security = "{}:{}".format(*ticket.address), ticket.credentials()
     settings = connection_settings(args, rendezvous_address(address), security)
     try:
         with RendezvousClient(rendezvous_address(address), settings.security) as client:
@@ -148,7 +149,6 @@ def _join_run(args: argparse.Namespace) -> int:
         raise UsageError(f"cannot join the run at {address}: {error}") from None
     if not info.get("run"):
         raise UsageError(f"the rendezvous at {address} has no run under way; start one by `roundelay train RECIPE`")
-    settings = dataclasses.replace(settings, joins=info["run"])
     folder = args.out or Path(info.get("folder", ""))
     config = recipes.resolve(run_directory.table(folder))
     allow_open_files(config.learners)
@@ -157,7 +157,7 @@ def _join_run(args: argparse.Namespace) -> int:
     print(f"joining: {folder}", file=sys.stderr)
     out = [] if args.out is None else ["--out", str(args.out)]
     again = shlex.join(["roundelay", "train", "--join", args.join, *out, *security_options(args)])
-    return Supervisor(config, folder, settings=settings, learners=[None], resume_command=again).run()
+    return Supervisor(config, folder, settings=settings, learners=[None], joins=info["run"], resume_command=again).run()
 
 
 def _train_in_world(config: Config, folder: Path, args: argparse.Namespace, lock: contextlib.ExitStack) -> int:

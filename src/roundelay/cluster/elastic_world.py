@@ -6,13 +6,14 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Callable
 from types import TracebackType
 
-from roundelay import threads
 from roundelay.cluster.endpoint import TcpEndpoint
 from roundelay.cluster.environment import LOOPBACK, World, address_towards, host_store
 from roundelay.cluster.membership import Address
 from roundelay.cluster.rendezvous.client import RendezvousClient
+from roundelay.cluster.rendezvous.formation import sentence
 from roundelay.cluster.rendezvous.members import RunSpec
 from roundelay.cluster.rendezvous.messages import Message
 from roundelay.cluster.rendezvous.server import RendezvousServer, open_listener
@@ -28,7 +29,7 @@ PROCESS = "ROUNDELAY_PROCESS"  # environment variable: the name under which the 
 JOINS = (
     "ROUNDELAY_JOINS"  # environment variable: 1 if the run must be under way, because this process was started again
 )
-FIRST_SAID_S, SAY_EVERY_S, LOOK_EVERY_S = 1.0, 5.0, 0.2
+HOST = "ROUNDELAY_HOST"  # environment variable: the interface to listen on; by default the one that leads to the rendezvous
 
 
 class Rendezvous:
@@ -47,6 +48,12 @@ class Rendezvous:
         security: by default a new secret.
         open_collectives: allow Gloo and NCCL, which have no authentication, on an interface other than the loopback.
             `consensus` and all strategies except ADPSGD need them.
+        on_event: called, in the thread of the server, with every event: waiting, died, dropped, left, joined, recovered,
+            stopping. By default only missing learners are logged.
+
+    Attributes:
+        ticket: what a process must know to take part.
+        server: the server.
 
     Raises LaunchError if the numbers are wrong, or if the interface or the port cannot be used.
     """
@@ -60,39 +67,49 @@ class Rendezvous:
         min_learners: int = 1,
         security: Security | None = None,
         open_collectives: bool = False,
+        on_event: Callable[[Message], None] | None = None,
     ) -> None:
         if not 1 <= min_learners <= learners:
             raise LaunchError(f"a run of {learners} learners needs 1 to {learners} as min_learners, got {min_learners}")
         security = security or Security(secrets.token_bytes(32))
         info: Message = {}
+        listener = open_listener(host, port)
         self._store: object = None
         if open_collectives or host == LOOPBACK:
             self._store, info["store"] = host_store(host)
-        state = RendezvousState(time.monotonic, info=info)
-        self.server = RendezvousServer(open_listener(host, port), security, state)
+        state = RendezvousState(time.monotonic, on_event or self._log_missing, info)
+        self.server = RendezvousServer(listener, security, state)
         self.ticket = Ticket(self.server.address, security.environment(), learners, min_learners, secrets.token_hex(8))
-        self._closing = False
-        threads.start("missing", self._say_who_is_missing)
+        self._closed = False
 
     @property
     def address(self) -> Address:
         """Where learners connect to."""
         return self.ticket.address
 
-    def _say_who_is_missing(self) -> None:
-        """Log, a few seconds apart, which learners have come, until all have."""
-        due = time.monotonic() + FIRST_SAID_S
-        while not self._closing and not self.server.formed():
-            if time.monotonic() >= due:
-                due = time.monotonic() + SAY_EVERY_S
-                here = self.server.waiting() or f"0 of {self.ticket.learners} learners have come"
-                log.warning("%s; they connect to %s:%d", here, *self.address)
-            time.sleep(LOOK_EVERY_S)
+    def died(self, learner: int | None, reason: str, process: str = "") -> None:
+        """A process has ended; its learner may not have registered, and then its id may be unknown."""
+        self.server.died(learner, reason, process)
+
+    def waiting(self) -> str:
+        """Which learners have come, which have not, and where they connect to; empty if none is missing."""
+        if self.server.formed():
+            return ""
+        missing = self.server.waiting() or sentence(self.ticket.learners, ())
+        return "waiting at {}:{}: {}".format(*self.address, missing)
+
+    def stop(self, reason: str) -> None:
+        """Ask all learners of `roundelay train` to save and stop, and let no other learner join."""
+        self.server.stop(reason)
+
+    def _log_missing(self, event: Message) -> None:
+        if event["event"] == "waiting":
+            log.warning("waiting at %s:%d: %s", *self.address, event["reason"])
 
     def close(self) -> None:
         """Stop serving. Learners that still train go on without the rendezvous. Idempotent."""
-        if not self._closing:
-            self._closing = True
+        if not self._closed:
+            self._closed = True
             self.server.close()
             self._store = None
 
@@ -118,25 +135,48 @@ def join(ticket: Ticket | str | None = None, learner: int | None = None) -> Worl
     found = Ticket.parse(ticket) if isinstance(ticket, str) else ticket or Ticket.from_environment()
     if found is None:
         raise LaunchError("there is no ticket: give join() one, or set ROUNDELAY_TICKET to its text or its file")
-    wanted = int(os.environ[LEARNER]) if learner is None and LEARNER in os.environ else learner
-    security = Security.from_environment(found.security)
-    if security is None:
-        raise LaunchError("the ticket has no secret; use the ticket of a Rendezvous")
-    client = RendezvousClient(found.address, security)
+    wanted = wanted_id() if learner is None else learner
+    client = RendezvousClient(found.address, found.credentials())
+    run = RunSpec(found.learners, tuple(range(found.learners)), found.min_learners, found.run)
     try:
-        return _registered(client, found, security, wanted)
+        return register(client, found, run, wanted)
     except BaseException as error:
         client.close(f"{type(error).__name__}: {error}")
         raise
 
 
-def _registered(client: RendezvousClient, ticket: Ticket, security: Security, wanted: int | None) -> World:
-    host = LOOPBACK if ticket.address[0] == LOOPBACK else address_towards(ticket.address[0])
+def wanted_id() -> int | None:
+    """The id that the launcher has given to this process; None if the rendezvous is to choose."""
+    return int(os.environ[LEARNER]) if LEARNER in os.environ else None
+
+
+def register(
+    client: RendezvousClient,
+    ticket: Ticket,
+    run: RunSpec,
+    wanted: int | None,
+    *,
+    collectives: bool = True,
+    joins: bool = False,
+) -> World:
+    """Register a learner, and wait until all learners that begin together are here.
+
+    Args:
+        client: not registered yet.
+        ticket: of the run.
+        run: the same from every learner.
+        wanted: the id; None lets the rendezvous choose.
+        collectives: this learner will use Gloo or NCCL if the rendezvous allows them.
+        joins: the run must be under way. This is also so if the launcher says that it has started the process again.
+
+    Returns the world in which the rank of this learner is its id.
+    """
+    on_loopback = ticket.address[0] == LOOPBACK
+    host = os.environ.get(HOST) or (LOOPBACK if on_loopback else address_towards(ticket.address[0]))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", ticket.learners if host == LOOPBACK else 1))
-    store = client.ask_for_info().get("store")
-    endpoint = TcpEndpoint(host, security, local_size, store)
-    run = RunSpec(ticket.learners, tuple(range(ticket.learners)), ticket.min_learners, ticket.run)
-    joins = os.environ.get(JOINS) == "1"
+    store = client.ask_for_info().get("store") if collectives else None
+    endpoint = TcpEndpoint(host, ticket.credentials(), local_size, store)
+    joins = joins or os.environ.get(JOINS) == "1"
     view = client.register(run, endpoint.open(), wanted, joins=joins, process=os.environ.get(PROCESS, ""))
     assert client.id is not None
     local_rank = int(os.environ.get("LOCAL_RANK", client.id % local_size))

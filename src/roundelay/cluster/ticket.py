@@ -10,7 +10,7 @@ from typing import Any
 
 from roundelay.cluster.membership import Address
 from roundelay.errors import LaunchError
-from roundelay.transport.security import RUN, SECRET, TLS
+from roundelay.transport.security import KEYS, Security
 
 TICKET = "ROUNDELAY_TICKET"  # environment variable: the text of a ticket, or the path of a file with it
 
@@ -62,7 +62,7 @@ class Ticket:
     @classmethod
     def _from_fields(cls, fields: dict[str, Any]) -> Ticket:
         host, port = fields["address"]
-        known = {name: str(value) for name, value in fields["security"].items() if name in (SECRET, RUN, TLS)}
+        known = {name: str(value) for name, value in fields["security"].items() if name in KEYS}
         learners, least = int(fields["learners"]), int(fields["min_learners"])
         ticket = cls((str(host), int(port)), known, learners, least, str(fields["run"]))
         if not 1 <= ticket.min_learners <= ticket.learners:
@@ -74,6 +74,13 @@ class Ticket:
         """The ticket that ROUNDELAY_TICKET names; None if the variable is not set."""
         text = os.environ.get(TICKET)
         return None if text is None else cls.parse(text)
+
+    def credentials(self) -> Security:
+        """The secret of the run, and its certificate if it uses TLS. Raises LaunchError if the ticket has no secret."""
+        security = Security.from_environment(self.security)
+        if security is None:
+            raise LaunchError("the ticket has no secret; use the ticket of a Rendezvous")
+        return security
 
     def write(self, path: Path) -> None:
         """Write the ticket to a new file that only its owner can read."""

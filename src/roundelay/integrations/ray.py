@@ -156,7 +156,7 @@ class _Hub:
         self._reports.append((learner, figures))
 
     def died(self, learner: int, reason: str) -> None:
-        self._rendezvous.server.process_died(str(learner), reason)
+        self._rendezvous.server.died(learner, reason)
 
     def look(self) -> tuple[list[tuple[int, dict[str, Any]]], list[int]]:
         """New reports, and learners without a process. The second list stays empty while a learner is alive to join."""

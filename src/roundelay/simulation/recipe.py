@@ -177,7 +177,7 @@ class _LocalCursor:
     def __init__(self) -> None:
         self._cursor: Cursor | None = None
 
-    def declare_budget(self, total: int, used: Sequence[int]) -> None:
+    def declare(self, total: int, used: Sequence[int]) -> None:
         self._cursor = self._cursor or Cursor(total, used)
 
     def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:

@@ -70,7 +70,7 @@ class EqualDraws(Draws):
 class SharedCursor(Protocol):
     """Counts the budget of a run for all learners. The client of the rendezvous implements it."""
 
-    def declare_budget(self, total: int, used: Sequence[int]) -> None:
+    def declare(self, total: int, used: Sequence[int]) -> None:
         """Set the number of chunks in the run, and the numbers that were used before. Only the first call counts."""
 
     def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:

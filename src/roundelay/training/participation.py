@@ -106,7 +106,9 @@ class Participation:
 
     def draws(self) -> Draws:
         """The draws of this learner from here on."""
-        return self.position.draws(self._client, self._used_before, lambda: self._draws_used, joined=self._joined)
+        return self.position.draws(
+            self._client.budget, self._used_before, lambda: self._draws_used, joined=self._joined
+        )
 
     def stepped(self) -> None:
         """Count a step: the weights include one more draw."""

@@ -154,6 +154,6 @@ class Position:
         part = self.partition
         if part.lockstep:
             return EqualDraws(part.group, part.groups, part.total, start=self.start, done=self.steps)
-        cursor.declare_budget(part.total, used)
+        cursor.declare(part.total, used)
         own = None if part.dynamic or joined else StaticShare(self.start + part.drawer, part.drawers, len(self.used))
         return SharedDraws(cursor, part.drawer, done, own)

@@ -4,7 +4,7 @@ config.toml         the whole configuration           machine.json    the machin
 metrics.jsonl       see `metrics`                     logs/           the output of every learner
 checkpoints/        see `checkpoint`                  results.json    at the end: the figures of the mean model
 model.safetensors   at the end: the mean model        config.json     at the end: what is needed to build it again
-rendezvous.json     the address of the rendezvous and the secret of the run; only the owner of the file can read it
+ticket.json         for learners that join: the address of the rendezvous and the secret; only its owner can read it
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from roundelay.errors import ConfigError
+from roundelay.cluster.ticket import Ticket
+from roundelay.errors import ConfigError, LaunchError
 from roundelay.training import checkpoint
 from roundelay.training.config import Config
 from roundelay.training.config_table import to_toml
 from roundelay.training.recipes import as_table, read_toml
-from roundelay.transport.security import KEYS, Security
 
-CONFIG, MACHINE, METRICS, RENDEZVOUS = "config.toml", "machine.json", "metrics.jsonl", "rendezvous.json"
+CONFIG, MACHINE, METRICS, TICKET = "config.toml", "machine.json", "metrics.jsonl", "ticket.json"
 RESULTS, MODEL, MODEL_CONFIG = "results.json", "model.safetensors", "config.json"
 PROBLEMS = "problems.txt"  # problems in the data, one per line; only written by tasks that find any
 
@@ -53,32 +53,20 @@ def _make(folder: Path) -> None:
         raise ConfigError(f"cannot make the folder '{folder}': {error.strerror}; choose another --out") from None
 
 
-def write_rendezvous(folder: Path, address: tuple[str, int], security: Security) -> None:
-    """Write where the rendezvous is, and the secret that learners need to join the run."""
-    document = {"address": "{}:{}".format(*address)} | security.environment()
-    path = folder / RENDEZVOUS
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(document, file, indent=2)
+def ticket(folder: Path) -> Ticket:
+    """The ticket of the run under way in `folder`. Only the fields of a ticket are read: another user may have prepared it.
 
-
-def read_rendezvous(folder: Path) -> tuple[str, Security]:
-    """The address of the rendezvous, and the secret of the run.
-
-    Only the keys that `write_rendezvous` writes are read, because another user may have prepared the file.
-
-    Raises ConfigError if the run in `folder` is not under way, or if the file has no secret.
+    Raises ConfigError if the run in `folder` is not under way, or if the file is no ticket.
     """
-    path = folder / RENDEZVOUS
+    path = folder / TICKET
+    if not path.is_file():
+        raise ConfigError(f"'{folder}' has no run under way that can be joined: there is no {TICKET}")
     try:
-        document = json.loads(path.read_text())
-        address = str(document["address"])
-        security = Security.from_environment({name: str(document[name]) for name in KEYS if name in document})
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"'{folder}' has no run under way that can be joined: {error}") from None
-    if security is None:
-        raise ConfigError(f"'{path}' has no secret, so its run cannot be joined")
-    return address, security
+        found = Ticket.parse(str(path))
+        found.credentials()
+    except LaunchError as error:
+        raise ConfigError(f"'{path}' cannot be used to join a run: {error}") from None
+    return found
 
 
 def table(folder: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Ending:
         command: the command that continues the run.
         signal: the first signal that the supervisor got; None if there was none.
         stop_reason: why the rendezvous stopped the run; empty if it did not.
-        failed: why learners of this machine ended early, by learner, the first one first.
+        failed: why learners of this machine ended early, by the learner's label, the first one first.
         learners: how many learners this machine had.
         joined: the learners had joined a run under way.
         lost_before_stop: the learners in `failed` that were lost before the signal came. They did not keep the others
@@ -31,10 +31,10 @@ class Ending:
     command: str
     signal: int | None
     stop_reason: str
-    failed: Mapping[int, str]
+    failed: Mapping[str, str]
     learners: int
     joined: bool
-    lost_before_stop: frozenset[int] = frozenset()
+    lost_before_stop: frozenset[str] = frozenset()
 
     def verdict(self) -> tuple[str, int]:
         """The last lines, and the exit code: 0 if the run was finished, 128 + the number of the signal, and else 1."""

@@ -1,35 +1,32 @@
-"""One learner process of a run. The supervisor starts it, and sends it everything that it must know in one line on stdin.
+"""One learner process of `roundelay train`: the program that the launcher starts, with a ticket in the environment.
 
-Under torchrun or Slurm there is no supervisor: `roundelay train` itself is the learner process.
+Under torchrun or Slurm there is no launcher: `roundelay train` itself is the learner process.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from roundelay import threads
-from roundelay.cluster.elastic_world import LEARNER
-from roundelay.cluster.endpoint import TcpEndpoint, WorldEndpoint
+from roundelay.cluster.elastic_world import LEARNER, register, wanted_id
+from roundelay.cluster.endpoint import WorldEndpoint
 from roundelay.cluster.environment import LOOPBACK, World, gather_bytes, parsed_address
-from roundelay.cluster.membership import Address
 from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.cluster.rendezvous.members import RunSpec
 from roundelay.cluster.rendezvous.server import RendezvousServer, open_listener
 from roundelay.cluster.rendezvous.state import RendezvousState
+from roundelay.cluster.ticket import Ticket
 from roundelay.errors import LaunchError, RoundelayError
-from roundelay.training import checkpoint
+from roundelay.training import checkpoint, run_directory
 from roundelay.training.build import strategy_of
 from roundelay.training.config import Config
 from roundelay.training.recipes import from_table, task_of
@@ -37,83 +34,41 @@ from roundelay.training.trainer import Trainer
 from roundelay.transport.security import Security
 
 _ADDRESS_BYTES, _SECRET_BYTES = 64, 32
+_NO_COLLECTIVES = (
+    "{} sums over learners by Gloo or NCCL, which have no authentication, and this rendezvous does not allow that: start it "
+    "with --open-collectives in a network that you trust, or use adpsgd"
+)
 
 
-@dataclass(frozen=True)
-class WorkerSpec:
-    """What the supervisor tells a worker process.
+def train_launched(ticket: Ticket, folder: Path, resume_at: int | None, *, guest: bool) -> bool:
+    """Train as a learner that the launcher has started; True if the budget was used up.
 
-    It travels through a pipe, because the environment of a process is inherited by every command that the process starts,
-    and the specification holds the secret.
-
-    Attributes:
-        config: the configuration as plain values, checked by the supervisor.
-        folder: the run's directory.
+    Args:
+        ticket: of the run.
+        folder: of the run; its configuration was checked when it was written.
         resume_at: samples seen at the checkpoint to resume from; None begins a new run.
-        rendezvous: address of the rendezvous.
-        security: the secret of the run, as `Security.environment` gives it.
-        host: the interface to listen on.
-        learner: the id of this learner; None lets the rendezvous choose.
-        local_rank: rank among the learners of this machine.
-        local_size: number of learners on this machine.
-        run: the identity of the run, which tells it apart from other runs at the same rendezvous.
-        joins: the run is under way.
-        process: the name under which the supervisor reports the end of this process.
-    """
-
-    config: dict[str, Any]
-    folder: str
-    resume_at: int | None
-    rendezvous: Address
-    security: dict[str, str]
-    host: str
-    learner: int | None
-    local_rank: int
-    local_size: int
-    run: str = ""
-    joins: bool = False
-    process: str = ""
-
-    def to_line(self) -> bytes:
-        """One line of JSON."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @classmethod
-    def from_line(cls, line: bytes) -> WorkerSpec:
-        """Parse the line that `to_line` wrote."""
-        values = json.loads(line)
-        return cls(**values | {"rendezvous": tuple(values["rendezvous"])})
-
-
-def train_supervised(spec: WorkerSpec) -> bool:
-    """Train as a learner that the supervisor has started; True if the budget was used up.
+        guest: the learner did not begin the run, and joins it.
 
     Raises LaunchError if the strategy needs collectives and the rendezvous allows none.
     """
-    config, folder = from_table(spec.config), Path(spec.folder)
-    security = Security.from_environment(spec.security)
-    assert security is not None
+    config = from_table(run_directory.table(folder))
     task = task_of(config)  # may take long; before `register`, no other learner waits for this one
-    with RendezvousClient(spec.rendezvous, security) as client:
-        store = client.ask_for_info().get("store")
-        collectives = strategy_of(config, spec.local_size).uses_collectives
-        if collectives and store is None:
-            raise LaunchError(
-                f"{config.strategy} sums over learners by Gloo or NCCL, which have no authentication, and this rendezvous does "
-                "not allow that: start it with --open-collectives in a network that you trust, or use adpsgd"
-            )
-        endpoint = TcpEndpoint(spec.host, security, spec.local_size, store if collectives else None)
-        run = run_spec(config, identity=spec.run)
-        view = client.register(run, endpoint.open(), spec.learner, joins=spec.joins, process=spec.process)
-        living = view.membership
-        assert client.id is not None
-        os.environ[LEARNER] = str(client.id)
-        local_size = living.size if spec.host == LOOPBACK else min(spec.local_size, living.size)
-        world = World(living.position(client.id), living.size, spec.local_rank, local_size)
-        resume_at = None if client.joining else spec.resume_at  # a learner that joins takes its weights from the others
+    with RendezvousClient(ticket.address, ticket.credentials()) as client:
+        collectives = strategy_of(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))).uses_collectives
+        if collectives and client.ask_for_info().get("store") is None:
+            raise LaunchError(_NO_COLLECTIVES.format(config.strategy))
+        run = run_spec(config, identity=ticket.run, folder=folder)
+        world = register(client, ticket, run, wanted_id(), collectives=collectives, joins=guest)
+        assert client.view is not None
+        assert world.endpoint is not None
+        living = client.view.membership
+        os.environ[LEARNER] = str(world.rank)
+        local_size = living.size if ticket.address[0] == LOOPBACK else min(world.local_size, living.size)
+        here = replace(world, rank=living.position(world.rank), size=living.size, local_size=local_size)
+        resume_at = None if client.joining else resume_at  # a learner that joins takes its weights from the others
         resumed = None if resume_at is None else checkpoint.at(folder / "checkpoints", resume_at)
-        trainer = Trainer(config, folder, task, world, client=client, endpoint=endpoint)
-        return trainer.run(resumed, joins=client.joining, guest=spec.joins)
+        trainer = Trainer(config, folder, task, here, client=client, endpoint=world.endpoint)
+        return trainer.run(resumed, joins=client.joining, guest=guest)
 
 
 def train_in_world(config: Config, folder: Path, world: World, resume_at: int | None) -> bool:
@@ -138,7 +93,9 @@ def train_in_world(config: Config, folder: Path, world: World, resume_at: int | 
         return trainer.run(resumed)
 
 
-def run_spec(config: Config, local_size: int | None = None, *, identity: str = "") -> RunSpec:
+def run_spec(
+    config: Config, local_size: int | None = None, *, identity: str = "", folder: Path | None = None
+) -> RunSpec:
     """What the rendezvous must know about a run.
 
     With a synchronous strategy all learners are one stop group. Otherwise every super-learner is its own stop group.
@@ -146,27 +103,25 @@ def run_spec(config: Config, local_size: int | None = None, *, identity: str = "
     size = config.learners
     synchronous = strategy_of(config, local_size).synchronous
     members = size if synchronous else config.group_size or local_size or size
-    return RunSpec(size, tuple(learner // members for learner in range(size)), config.min_learners, identity)
-
-
-def _stop_with_the_supervisor() -> None:
-    """Save and stop when the supervisor has ended. Its end closes stdin, which a thread waits for."""
-
-    def wait() -> None:
-        os.read(sys.stdin.fileno(), 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threads.start("supervisor-watch", wait)
+    stop_groups = tuple(learner // members for learner in range(size))
+    about = {} if folder is None else {"folder": str(folder.resolve())}
+    return RunSpec(size, stop_groups, config.min_learners, identity, about)
 
 
 def main() -> int:
-    """Run the worker process; returns its exit code."""
+    """Run the learner process; returns its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    parser = argparse.ArgumentParser(prog="roundelay.training.worker")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--resume-at", type=int)
+    parser.add_argument("--guest", action="store_true")
+    args = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    spec = WorkerSpec.from_line(sys.stdin.buffer.readline())
-    _stop_with_the_supervisor()
     try:
-        train_supervised(spec)
+        ticket = Ticket.from_environment()
+        if ticket is None:
+            raise LaunchError("there is no ticket; `roundelay train` starts this program with one")
+        train_launched(ticket, args.folder, args.resume_at, guest=args.guest)
     except RoundelayError as error:
         sys.stderr.write(f"roundelay: error: {error}\n")
         return 2

@@ -54,11 +54,16 @@ def wait_until(condition, timeout_s=10.0):
 
 def test_draws_of_two_learners_are_those_of_one_cursor():
     with serving() as server, registered(server) as (first, second):
-        first.declare_budget(5, [1])
-        second.declare_budget(5, [1])
-        drawn = [first.draw(0, 0, 0), second.draw(1, 0, 0), second.draw(1, 1, 1), first.draw(0, 1, 1)]
+        first.budget.declare(5, [1])
+        second.budget.declare(5, [1])
+        drawn = [
+            first.budget.draw(0, 0, 0),
+            second.budget.draw(1, 0, 0),
+            second.budget.draw(1, 1, 1),
+            first.budget.draw(0, 1, 1),
+        ]
         assert drawn == [0, 2, 3, 4]
-        assert first.draw(0, 2, 2) is None
+        assert first.budget.draw(0, 2, 2) is None
 
 
 def test_a_barrier_gives_all_learners_the_values_of_all():
@@ -83,9 +88,9 @@ def test_an_unauthenticated_connection_is_refused_and_counted_and_changes_nothin
         with socket.create_connection(server.address) as garbage:
             garbage.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20)
         wait_until(lambda: server.refused.counts.total() >= 2)
-        first.declare_budget(1, [])
-        second.declare_budget(1, [])
-        assert first.draw(0, 0, 0) == 0
+        first.budget.declare(1, [])
+        second.budget.declare(1, [])
+        assert first.budget.draw(0, 0, 0) == 0
 
 
 @pytest.mark.parametrize(
@@ -95,9 +100,9 @@ def test_a_member_that_sends_nonsense_loses_its_connection_and_nothing_else(nons
     with serving() as server, registered(server) as (first, second):
         second._connection.send(nonsense)
         wait_until(lambda: server.refused.counts.total() == 1)
-        first.declare_budget(1, [])
-        second.declare_budget(1, [])
-        assert first.draw(0, 0, 0) == 0
+        first.budget.declare(1, [])
+        second.budget.declare(1, [])
+        assert first.budget.draw(0, 0, 0) == 0
 
 
 def test_while_the_rendezvous_is_away_learners_draw_their_own_numbers_and_reconnect(caplog):
@@ -106,17 +111,17 @@ def test_while_the_rendezvous_is_away_learners_draw_their_own_numbers_and_reconn
         port = server.address[1]
         first, second = stack.enter_context(registered(server))
         for each in (first, second):
-            each.declare_budget(9, [])
-        assert [first.draw(0, 0, 0), second.draw(1, 0, 0)] == [0, 1]
+            each.budget.declare(9, [])
+        assert [first.budget.draw(0, 0, 0), second.budget.draw(1, 0, 0)] == [0, 1]
         server.close()
         wait_until(lambda: not first._connection.connected and not second._connection.connected)
-        assert [first.draw(0, 1, 1), second.draw(1, 1, 1), first.draw(0, 2, 2)] == [2, 3, 4]
+        assert [first.budget.draw(0, 1, 1), second.budget.draw(1, 1, 1), first.budget.draw(0, 2, 2)] == [2, 3, 4]
         with serving(port) as again:
             wait_until(
                 lambda: again.living() == [0, 1] and first._connection.connected and second._connection.connected
             )
             wait_until(lambda: caplog.text.count("found the rendezvous again") == 2 or first.view.membership.generation)
-            drawn = sorted([first.draw(0, 3, 3), second.draw(1, 2, 2)])
+            drawn = sorted([first.budget.draw(0, 3, 3), second.budget.draw(1, 2, 2)])
             assert drawn == [5, 6]
             for each in (first, second):
                 each.close()
@@ -141,7 +146,7 @@ def test_a_learner_that_was_dropped_learns_so_and_may_join_again():
         with pytest.raises(DroppedError, match="taken for dead"):
             second.check()
         with pytest.raises(DroppedError):
-            second.declare_budget(1, [])
+            second.budget.declare(1, [])
         second.rejoin(HERE)
         assert second.joining
         second.ready()
@@ -158,8 +163,8 @@ def test_a_silent_unauthenticated_connection_does_not_block_learners():
 
 def test_a_message_larger_than_a_packet_arrives_whole():
     with serving() as server, registered(server) as (first, second):
-        first.declare_budget(10, [])
-        second.declare_budget(10, [])
+        first.budget.declare(10, [])
+        second.budget.declare(10, [])
         large = list(range(100_000))
         assert len(packed({"kind": "barrier", "value": large})) > 2**19
         with ThreadPoolExecutor(2) as pool:

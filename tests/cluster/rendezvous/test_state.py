@@ -39,7 +39,7 @@ class Rendezvous:
             "min_learners": min_learners,
             "identity": identity,
         }
-        self.state = RendezvousState(lambda: self.time, self.events.append, {"folder": "here"})
+        self.state = RendezvousState(lambda: self.time, self.events.append)
 
     def register(self, learner, generation=NEVER_FORMED, **more):
         connection = self.connections[learner] = FakeConnection()
@@ -96,13 +96,16 @@ def test_learners_that_begin_together_wait_for_each_other():
     assert not first.of("reply")
     rendezvous.register(1)
     (answer,) = first.of("reply")
-    assert (answer["id"], answer["generation"], sorted(answer["living"]), answer["info"]) == (
-        0,
-        0,
-        ["0", "1"],
-        {"folder": "here"},
-    )
+    assert (answer["id"], answer["generation"], sorted(answer["living"])) == (0, 0, ["0", "1"])
     assert rendezvous.events == []
+
+
+def test_a_process_may_ask_what_learners_have_said_about_the_run():
+    rendezvous, stranger = Rendezvous(1), FakeConnection()
+    rendezvous.run["about"] = {"folder": "here"}
+    rendezvous.register(0)
+    rendezvous.state.handle(stranger, {"kind": "info", "request": 0})
+    assert stranger.of("reply")[0]["info"] == {"folder": "here", "run": "first", "waiting": ""}
 
 
 def test_a_silent_learner_is_dropped_and_the_others_receive_the_next_generation():

@@ -8,12 +8,12 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
 
-from roundelay.cluster.membership import Address, View
-from roundelay.cluster.rendezvous.budget import LocalBudget
+from roundelay.cluster.membership import Address, Membership, View
+from roundelay.cluster.rendezvous.budget_client import BudgetClient
 from roundelay.cluster.rendezvous.members import NEVER_FORMED, RunSpec
 from roundelay.cluster.rendezvous.messages import Message
 from roundelay.cluster.rendezvous.session import RendezvousSession
-from roundelay.errors import DroppedError, MissingLearnersError, RendezvousLostError
+from roundelay.errors import DroppedError, MissingLearnersError
 from roundelay.transport.security import Security
 
 log = logging.getLogger("roundelay")
@@ -25,9 +25,9 @@ class RendezvousClient(RendezvousSession):
     """A learner's client of the rendezvous.
 
     Methods that need a reply block until it comes. They raise DroppedError if the run goes on without this learner.
-    `barrier` and `declare_budget` survive a reconnection, and raise RendezvousLostError only if the rendezvous is
+    `barrier` and `budget.declare` survive a reconnection, and raise RendezvousLostError only if the rendezvous is
     unreachable for longer than `PATIENCE_S`. `register` and `rejoin` raise it as soon as the connection is lost.
-    `draw`, `last_step` and `stop_boundary` have a fallback instead.
+    `budget.draw`, `last_step` and `stop_boundary` have a fallback instead.
 
     Args:
         address: of the rendezvous.
@@ -36,7 +36,7 @@ class RendezvousClient(RendezvousSession):
         on_stop: called with the reason when the run is to be saved and stopped, in the connection's thread.
 
     Attributes:
-        info: what the rendezvous knows about the run, such as its directory.
+        budget: the learner's part of the budget of the run.
         view: the newest view; None before `register`.
         joining: whether the run was under way when this learner registered; False after `ready`, which tells the peers.
         elapsed_s: how long the run had lasted when this learner registered.
@@ -52,7 +52,6 @@ class RendezvousClient(RendezvousSession):
         on_stop: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.on_view, self.on_stop = on_view, on_stop
-        self.info: Message = {}
         self.view: View | None = None
         self.joining = False
         self.elapsed_s, self.given = 0.0, 0
@@ -60,8 +59,8 @@ class RendezvousClient(RendezvousSession):
         self._own_address: Address = ("", 0)
         self._run: Message = {}
         self._process = ""
-        self._budget = LocalBudget()
         super().__init__(address, security)
+        self.budget = BudgetClient(self._ask, self._position)
 
     def check(self) -> None:
         """Raise DroppedError if the run goes on without this learner."""
@@ -102,7 +101,7 @@ class RendezvousClient(RendezvousSession):
         self._own_address, self._connection.dropped = address, None
         fields: Message = {"id": wanted, "address": address, "generation": NEVER_FORMED, "run": self._run}
         reply = self._ask("register", **fields, joins=joins, process=self._process)
-        self.id, self.info, self.view = int(reply["id"]), reply["info"], View.from_message(reply)
+        self.id, self.view = int(reply["id"]), View.from_message(reply)
         self.joining = bool(reply["joining"])
         self.registrations += 1
         self.elapsed_s, self.given = float(reply["elapsed_s"]), int(reply["given"])
@@ -152,37 +151,6 @@ class RendezvousClient(RendezvousSession):
         self.view = View.from_message(reply)
         return self.view
 
-    # Budget --------------------------------------------------------------------------------------------------------------
-
-    def declare_budget(self, total: int, used: Sequence[int]) -> None:
-        """Say how large the budget is, and which of its numbers an earlier part of this run has used."""
-        if self._budget.total is None:
-            self._budget.total, self._budget.used = total, list(used)
-            self._ask("budget", repeat=True, total=total, used=self._budget.used)
-
-    def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:
-        """The next number of the budget; None if all are used.
-
-        While the rendezvous is unreachable, this learner draws by its own position; see `LocalBudget.next_own`.
-
-        Args:
-            group: the group of learners that draws; all its members get the same numbers.
-            index: which draw of the group this is. The same index always gives the same number.
-            done: how many draws of the group are part of its weights. If the group is lost, its other numbers are given
-                out again.
-            patient: if no number is left, wait until one is given back, or until none can be given back any more.
-        """
-        try:
-            number = self._ask("draw", group=group, index=index, done=done, patient=patient)["number"]
-        except RendezvousLostError:
-            assert self.id is not None
-            assert self.view is not None
-            number = self._budget.next_own(self.id, self.view.membership)
-        if number is None:
-            return None
-        self._budget.used.append(number)
-        return int(number)
-
     # Stopping ------------------------------------------------------------------------------------------------------------
 
     def last_step(self, begun: int) -> int:
@@ -214,6 +182,11 @@ class RendezvousClient(RendezvousSession):
         elif message["kind"] == "stop":
             self.on_stop(message["reason"])
 
+    def _position(self) -> tuple[int, Membership]:
+        assert self.id is not None
+        assert self.view is not None
+        return self.id, self.view.membership
+
     def _adopt(self, view: View, reason: str) -> None:
         if self.view is not None and view.membership.generation > self.view.membership.generation:
             self.view = view
@@ -232,8 +205,8 @@ class RendezvousClient(RendezvousSession):
             process=self._process,
             generation=membership.generation,
             living={str(learner): addresses[learner] for learner in membership.living},
-            total=self._budget.total,
-            used=self._budget.used,
+            total=self.budget.known.total,
+            used=self.budget.known.used,
         )
         registered.add_done_callback(self._registered_again)
 

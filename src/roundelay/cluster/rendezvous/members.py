@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from roundelay.cluster.membership import Address
@@ -22,20 +22,21 @@ class RunSpec:
         stop_groups: for every learner, the number of its stop group. Learners of one stop group end with the same step.
         min_learners: with fewer living learners the run is saved and stopped.
         identity: tells runs apart that use the same rendezvous. A learner of another run is refused.
+        about: what a process that wants to join must know, such as the run's directory; plain values.
     """
 
     expected: int
     stop_groups: tuple[int, ...]
     min_learners: int = 1
     identity: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> RunSpec:
         """Parse the specification from a registration."""
         stop_groups = tuple(map(int, message["stop_groups"]))
-        return cls(
-            int(message["expected"]), stop_groups, int(message["min_learners"]), str(message.get("identity", ""))
-        )
+        expected, least = int(message["expected"]), int(message["min_learners"])
+        return cls(expected, stop_groups, least, str(message.get("identity", "")), dict(message.get("about", {})))
 
 
 class Connection(Protocol):

@@ -7,20 +7,19 @@ others receive the next generation of the membership, and the unfinished numbers
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from roundelay.cluster.rendezvous.barrier import Barrier
 from roundelay.cluster.rendezvous.budget import SharedBudget
 from roundelay.cluster.rendezvous.changes import MembershipChanges
-from roundelay.cluster.rendezvous.formation import Formation, sentence
-from roundelay.cluster.rendezvous.members import NEVER_FORMED, STARTED_AGAIN, Connection, Member, Members, RunSpec
+from roundelay.cluster.rendezvous.formation import sentence
+from roundelay.cluster.rendezvous.members import Connection, Members
 from roundelay.cluster.rendezvous.messages import Message
+from roundelay.cluster.rendezvous.registration import Registration
 from roundelay.cluster.rendezvous.requests import KINDS, PendingRequests, Request
 from roundelay.cluster.rendezvous.run_stop import RunStop
+from roundelay.cluster.rendezvous.run_tables import RunTables
 from roundelay.transport.heartbeats import NO_HEARTBEAT, Heartbeats
-
-log = logging.getLogger("roundelay")
 
 AWAY_S = 2.0  # a learner whose connection broke may come back within this time
 
@@ -31,31 +30,30 @@ class RunState:
     Args:
         now: the time in seconds.
         on_event: called with every event: waiting, died, dropped, left, joined, recovered, stopping.
-        info: what a process may ask for before it registers, such as the run's directory.
         first_generation: of the run; larger than all generations of earlier runs at the same rendezvous.
     """
 
     def __init__(
-        self,
-        now: Callable[[], float],
-        on_event: Callable[[Message], None],
-        info: Message,
-        first_generation: int = 0,
+        self, now: Callable[[], float], on_event: Callable[[Message], None], first_generation: int = 0
     ) -> None:
-        self._now, self._info = now, info
+        self._now = now
         self._members, self._requests = Members(first_generation), PendingRequests()
-        self._formation = Formation(now)
         self._changes = MembershipChanges(self._members, now, on_event)
-        self._barrier = Barrier(self._members, self._requests, self._drop)
         self._budget, self._stop, self._heartbeats = SharedBudget(), RunStop(self._members), Heartbeats(now)
-        self._formed_at = 0.0
-        self._recovering = False  # after a restart: some learners have not yet sent the numbers they used
-        self._failed = False  # whether it was reported that the run cannot begin
+        tables = RunTables(self._members, self._requests, self._changes, self._budget, self._stop, self._heartbeats)
+        self._registration = Registration(now, tables, self._drop)
+        self._formation = self._registration.formation
+        self._barrier = Barrier(self._members, self._requests, self._drop)
 
     @property
     def identity(self) -> str:
         """The identity of the run; empty before the first learner has come."""
         return self._formation.identity
+
+    @property
+    def about(self) -> Message:
+        """What the learners have said about the run."""
+        return {} if self._formation.run is None else dict(self._formation.run.about)
 
     @property
     def over(self) -> bool:
@@ -83,7 +81,7 @@ class RunState:
         """Process a message. Raises KeyError, TypeError or ValueError if it lacks a field or has a wrong one."""
         learner = self._members.learner_of(connection)
         if message["kind"] == "register":
-            self._register(connection, message)
+            self._registration.register(connection, message)
         elif learner is not None:
             self._heartbeats.heard(learner)
             self._handle_registered(connection, learner, message)
@@ -124,9 +122,7 @@ class RunState:
         elif found is not None and found in self._members.joining:
             self._members.end_joining(found)
         elif not self._members.formed:
-            self._formation.never_comes(process if found is None else found, reason)
-            self._changes.report("died", found, reason)
-            self._form()
+            self._registration.never_comes(process if found is None else found, found, "died", reason)
         self._reply_where_possible()
 
     def stop(self, reason: str) -> None:
@@ -155,59 +151,6 @@ class RunState:
         """Why no learner can register any more; empty if learners can."""
         return f"this run is being stopped ({self._stop.reason})" if self._stop.reason else self._formation.failure
 
-    def _register(self, connection: Connection, message: Message) -> None:
-        request = Request.parsed(connection, -1, message)
-        wanted = None if message["id"] is None else int(message["id"])
-        known, (host, port) = int(message["generation"]), message["address"]
-        address, process = (str(host), int(port)), str(message.get("process", ""))
-        self._adopt_run(RunSpec.from_message(message["run"]))
-        formed = self._members.formed
-        if formed and known != NEVER_FORMED and wanted not in self._members.living:
-            request.reply(dropped=self._changes.reason_lost(wanted))
-            return
-        joining = formed and known == NEVER_FORMED
-        if joining and wanted in self._members.living:  # the learner was restarted before its death was noticed
-            self._drop(wanted, "died", STARTED_AGAIN)
-        request.learner = self._members.assign_id(wanted)
-        if not formed and known != NEVER_FORMED:
-            self._recover(message, known)
-        self._members.attach(request.learner, connection, address, joining=joining, process=process)
-        self._heartbeats.heard(request.learner)
-        self._budget.use(message.get("used", ()))
-        self._requests.add(request)
-        self._formation.comes(request.learner, process)
-        self._form()
-        self._recovering = self._recovering and not self._members.all_connected
-
-    def _adopt_run(self, run: RunSpec) -> None:
-        self._formation.adopt(run)
-        assert self._formation.run is not None
-        self._stop.agreement.stop_groups = self._formation.run.stop_groups
-        self._changes.min_learners = self._formation.run.min_learners
-
-    def _form(self) -> None:
-        """Begin the run if no learner is missing any more; if the run can never begin, tell all learners that wait."""
-        if self._members.formed:
-            return
-        if failure := self._formation.failure:
-            if not self._failed:
-                self._failed = True
-                self._changes.report("stopping", None, failure)
-            self._requests.answer(lambda request: {"refused": failure} if request.kind == "register" else None)
-        elif self._formation.complete(self._members.living):
-            self._members.form()
-            self._formed_at = self._now()
-
-    def _recover(self, message: Message, known: int) -> None:
-        """After a restart, rebuild the state of a run under way from the first learner that comes back."""
-        log.warning("the rendezvous takes over a run that is under way, in generation %d", known + 1)
-        self._members.generation, self._recovering, self._formed_at = known + 1, True, self._now()
-        for other, (host, port) in message["living"].items():
-            self._members.living[self._members.assign_id(int(other))] = Member((host, port), None, self._now())
-        if message.get("total") is not None:
-            for learner in self._members.living:
-                self._budget.declare(learner, int(message["total"]), message.get("used", ()))
-
     def _leave(self, learner: int, failure: str) -> None:
         if learner in self._members.joining:
             self._changes.report("died", learner, failure)
@@ -221,9 +164,7 @@ class RunState:
     def _drop(self, learner: int, event: str, reason: str) -> None:
         returned = self._remove(learner)
         if not self._members.formed:
-            self._formation.never_comes(learner, reason)
-            self._changes.report(event, learner, reason)
-            self._form()
+            self._registration.never_comes(learner, learner, event, reason)
             return
         self._changes.lost(learner, event, reason, returned=len(returned))
 
@@ -232,7 +173,7 @@ class RunState:
         self._members.remove(learner)
         self._heartbeats.forget(learner)
         self._requests.forget(learner=learner)
-        self._recovering = self._recovering and not self._members.all_connected
+        self._registration.update_recovering()
         return self._budget.give_back(learner)
 
     # Replies -------------------------------------------------------------------------------------------------------------
@@ -247,11 +188,11 @@ class RunState:
         learner, fields = request.learner, request.fields
         match request.kind:
             case "register":
-                return self._registered(learner)
+                return self._registration.reply(learner)
             case "budget":
                 self._budget.declare(learner, fields["total"], fields["used"])
                 return {}
-            case "draw" if self._budget.declared_by(self._members.initial) and not self._recovering:
+            case "draw" if self._budget.declared_by(self._members.initial) and not self._registration.recovering:
                 number, may_come_back = self._budget.draw(learner, fields["group"], fields["index"], fields["done"])
                 wait = number is None and may_come_back and fields["patient"]
                 return None if wait else {"number": number}
@@ -262,13 +203,3 @@ class RunState:
                 assert self._formation.run is not None
                 return {"number": self._stop.boundary(learner, self._budget.given, self._formation.run.expected)}
         return None
-
-    def _registered(self, learner: int) -> Message | None:
-        if not self._members.formed:
-            return None
-        view, joining = self._members.view(), self._members.joining.get(learner)
-        if joining is not None:
-            view["living"][str(learner)] = joining.address
-        elapsed_s = self._now() - self._formed_at
-        more = {"id": learner, "info": self._info, "elapsed_s": elapsed_s, "given": self._budget.given}
-        return view | more | {"joining": joining is not None}

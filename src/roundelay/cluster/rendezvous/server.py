@@ -64,13 +64,9 @@ class RendezvousServer:
         """Where learners connect to."""
         return self._acceptor.address
 
-    def died(self, learner: int, reason: str) -> None:
-        """Report that the process of this learner has ended. May be called from any thread."""
-        self._run_soon(lambda: self._state.died(learner, reason))
-
-    def process_died(self, process: str, reason: str) -> None:
-        """Report that the process with this name has ended; its learner may not have registered."""
-        self._run_soon(lambda: self._state.died(None, reason, process))
+    def died(self, learner: int | None, reason: str, process: str = "") -> None:
+        """Report that the process of this learner, or with this name, has ended. May be called from any thread."""
+        self._run_soon(lambda: self._state.died(learner, reason, process))
 
     def stop(self, reason: str) -> None:
         """Have all learners of the run save and stop. May be called from any thread, and from a signal handler."""

@@ -18,7 +18,7 @@ class RendezvousState:
     Args:
         now: the time in seconds.
         on_event: called with every event: waiting, died, dropped, left, joined, recovered, stopping.
-        info: what a process may ask for before it registers, such as the run's directory.
+        info: what a process may ask for before it registers, besides what learners have said about the run.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class RendezvousState:
         info: Message | None = None,
     ) -> None:
         self._now, self._on_event, self._info = now, on_event, info or {}
-        self._run = RunState(now, on_event, self._info)
+        self._run = RunState(now, on_event)
 
     @property
     def living(self) -> list[int]:
@@ -49,7 +49,7 @@ class RendezvousState:
         kind = message["kind"]
         if kind == "info":
             Request.parsed(connection, -1, message).reply(
-                info=self._info | {"run": self._run.identity, "waiting": self._run.waiting()}
+                info=self._info | self._run.about | {"run": self._run.identity, "waiting": self._run.waiting()}
             )
         elif kind == "process_died":
             if self._run.identity in ("", str(message["run"])):  # empty: no learner of the run has come yet
@@ -71,7 +71,7 @@ class RendezvousState:
             and self._run.over
             and (identity != self._run.identity or (formed and identity))
         ):
-            self._run = RunState(self._now, self._on_event, self._info, self._run.generation + 1)
+            self._run = RunState(self._now, self._on_event, self._run.generation + 1)
         request = Request.parsed(connection, -1, message)
         if self._run.identity and identity != self._run.identity:
             request.reply(

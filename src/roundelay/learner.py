@@ -24,6 +24,7 @@ from roundelay.clock import Steps
 from roundelay.cluster.environment import World
 from roundelay.cluster.membership import Membership
 from roundelay.consensus import Mean, mean_of
+from roundelay.errors import StrategyError
 from roundelay.hooks import GradientHooks, StepHooks
 from roundelay.participation import CHANGES, Participation
 from roundelay.strategies.base import Strategy
@@ -131,6 +132,11 @@ class Learner:
         return self.membership.living
 
     @property
+    def elastic(self) -> bool:
+        """Whether learners may come and go."""
+        return self._part.elastic
+
+    @property
     def joined(self) -> bool:
         """Whether this learner joined a run under way."""
         return self._part.joined
@@ -183,6 +189,18 @@ class Learner:
             lambda members: self.transport.all_reduce(torch.zeros(1), members).result(), None, self._pause
         )
         self.replica.mark()
+
+    def gather(self, value: object) -> dict[int, Any]:
+        """The values of all living learners of an elastic run, by id. A collective, like `consensus`.
+
+        Raises StrategyError in a run of fixed size, where torch.distributed gathers.
+
+        Args:
+            value: anything that JSON knows.
+        """
+        if not self.elastic:
+            raise StrategyError("gather needs an elastic run; in a run of fixed size use torch.distributed.all_gather")
+        return self._part.gather(value, self._pause)
 
     @contextlib.contextmanager
     def rewrite(self) -> Iterator[nn.Module]:

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 INTEGRATIONS := .venv/.integrations
-RAY := .venv/.ray
+SLOW := .venv/.slow
 SHARED_DATA := $(wildcard ../shared/data)
 ifneq ($(SHARED_DATA),)
 export ROUNDELAY_DATA ?= $(abspath $(SHARED_DATA))
@@ -25,8 +25,8 @@ $(INTEGRATIONS): $(READY)
 	@tools/set-up integrations
 	@touch $@
 
-$(RAY): $(INTEGRATIONS)
-	@tools/set-up ray
+$(SLOW): $(INTEGRATIONS)
+	@tools/set-up slow
 	@touch $@
 
 demo: $(READY)  ## see it work: speech made here, learnt by four learners and recognised in new voices; then a straggler
@@ -62,7 +62,7 @@ docs: $(READY)  ## build the documentation into site/
 test: check docs  ## what CI runs: check, docs, and every test that is not slow
 	@$(BIN)/pytest -q -m "not slow and not gpu"
 
-test-all: check docs $(RAY)  ## the same with the slow tests, and what they cover
+test-all: check docs $(SLOW)  ## the same with the slow tests, and what they cover
 	@$(BIN)/pytest -q -m "not gpu" --cov
 
 pictures: $(READY)  ## draw the pictures of README and docs again

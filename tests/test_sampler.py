@@ -64,6 +64,15 @@ def test_a_resumed_sampler_continues_after_the_batches_of_the_steps_taken():
         ElasticSampler(13, 2, epochs=1, world=alone()).load_state_dict(sampler.state_dict())
 
 
+def test_a_loop_that_counts_epochs_itself_gets_no_batches_of_later_epochs():
+    sampler = ElasticSampler(10, 4, epochs=4, world=alone())
+    parts = []
+    for epoch in (0, 0, 2, 3):  # this learner was so slow that it has missed the beginning of epoch 2
+        sampler.set_epoch(epoch)
+        parts.append(sorted(index for batch in sampler for index in batch))
+    assert parts == [list(range(10)), [], sorted(2 * list(range(10))), list(range(10))]
+
+
 def test_batches_that_were_drawn_and_not_used_come_first_in_the_next_epoch():
     world = alone()
     sampler = ElasticSampler(12, 2, epochs=1, world=world)

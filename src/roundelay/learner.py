@@ -14,7 +14,7 @@ from roundelay.checks import ChangeWarning, check_optimizer, check_strategy, ref
 from roundelay.cluster.environment import World
 from roundelay.cluster.membership import Membership
 from roundelay.consensus import Consensus
-from roundelay.errors import described
+from roundelay.errors import StrategyError, described
 from roundelay.participation import Participation
 from roundelay.strategies.base import Strategy
 from roundelay.strategy_hooks import StrategyHooks
@@ -109,6 +109,11 @@ class Learner:
         return self.membership.living
 
     @property
+    def elastic(self) -> bool:
+        """Whether learners may come and go."""
+        return self._part.elastic
+
+    @property
     def joined(self) -> bool:
         """Whether this learner joined a run under way."""
         return self._part.joined
@@ -141,6 +146,18 @@ class Learner:
     def settle(self, timeout_s: float | None = None) -> None:
         """Leave the mean of all learners in the module for good. A collective, like `consensus`."""
         self._consensus.settle(timeout_s)
+
+    def gather(self, value: object) -> dict[int, Any]:
+        """The values of all living learners of an elastic run, by id. A collective, like `consensus`.
+
+        Raises StrategyError in a run of fixed size, where torch.distributed gathers.
+
+        Args:
+            value: anything that JSON knows.
+        """
+        if not self.elastic:
+            raise StrategyError("gather needs an elastic run; in a run of fixed size use torch.distributed.all_gather")
+        return self._part.gather(value)
 
     @contextlib.contextmanager
     def rewrite(self) -> Iterator[nn.Module]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -159,16 +160,28 @@ class Participation:
 
     def together(self, compute: Callable[[tuple[int, ...]], Result], timeout_s: float | None = None) -> Result:
         """The result of a collective of all living learners. The caller has let the strategy drain before."""
-        while self._group is not None:
+        group = self._group
+        if group is None:
+            return compute(self.membership.living)
+        return self._until_all_are_there(lambda: group.together(compute, timeout_s))
+
+    def gather(self, value: object) -> dict[int, Any]:
+        """The values of all living learners of an elastic run, by id."""
+        group = self._group
+        assert group is not None
+        return self._until_all_are_there(lambda: dict(group.gather(value).values))
+
+    def _until_all_are_there(self, collective: Callable[[], Result]) -> Result:
+        """The result of a collective. If learners had to meet meanwhile, it is tried again."""
+        while True:
             try:
-                return self._group.together(compute, timeout_s)
+                return collective()
             except CHANGES as error:
                 self.recover(error)
                 if self._behind:
                     self._attach()
                 self._void, self._behind = False, 0
                 self.run(self.strategy.finish if self.finished else self.strategy.drain)
-        return compute(self.membership.living)
 
     # Peers that come and go ------------------------------------------------------------------------------------------------
 

@@ -58,19 +58,22 @@ class ElasticSampler(Sampler[list[int]]):
             raise ConfigError(f"batches_per_step must be at least 1, got {batches_per_step}")
         self._chunks = Chunks(length, batch_size, seed)
         self._total = epochs * self._chunks.per_epoch
-        self._batches_per_step = batches_per_step
+        self.batches_per_step = batches_per_step
         self._world = init() if world is None else world
         self._share = iter(range(self._world.rank, self._total, self._world.size))  # in a world of fixed size
         self._used_before: set[int] = set()  # in an earlier part of the run, by any learner
         self._used: list[int] = []  # before this learner registered for the last time
         self._drawn: list[int] = []  # since then
         self._next: int | None = None  # drawn, and kept for the next epoch
+        self._epoch: int | None = (
+            None  # the last epoch whose batches an iteration may give; None: that of its first batch
+        )
         self._left_over = 0  # batches drawn before the last registration that were still on their way to the loop
         self._registrations = self._steps_before = 0
         self._declared = False
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of one epoch."""
+        """The batches of one epoch, and those of earlier epochs that lost learners have left."""
         again = self._drawn[self._done() :] if self._world.steps.taken else []
         self._drawn = self._drawn[: len(self._drawn) - len(again)]
         for unused in again:
@@ -79,8 +82,10 @@ class ElasticSampler(Sampler[list[int]]):
         number = self._peek()
         if number is None:
             return
-        epoch = number // self._chunks.per_epoch
-        while number is not None and number // self._chunks.per_epoch == epoch:
+        first = number // self._chunks.per_epoch
+        while number is not None and number // self._chunks.per_epoch <= (
+            first if self._epoch is None else self._epoch
+        ):
             self._next = None
             self._drawn.append(number)
             yield self._chunks.samples(number)
@@ -91,6 +96,10 @@ class ElasticSampler(Sampler[list[int]]):
         client = self._world.client
         learners = self._world.size if client is None or client.view is None else client.view.membership.size
         return math.ceil(self._chunks.per_epoch / learners)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Iterations give no batches of epochs after this one, until the next call; for loops that count epochs themselves."""
+        self._epoch = epoch
 
     def remaining_epochs(self) -> Iterator[int]:
         """The epochs that still have batches; an epoch may come twice if a lost learner did not use all its batches.
@@ -124,7 +133,7 @@ class ElasticSampler(Sampler[list[int]]):
     def _done(self) -> int:
         """How many batches drawn since the last registration are part of the weights."""
         steps = self._world.steps.taken - self._steps_before
-        return min(max(steps * self._batches_per_step - self._left_over, 0), len(self._drawn))
+        return min(max(steps * self.batches_per_step - self._left_over, 0), len(self._drawn))
 
     def _peek(self, *, patient: bool = False) -> int | None:
         """The next batch, without using it up; None if none is left. `patient`: wait for batches given back."""

@@ -13,7 +13,6 @@ import pytest
 import torch
 from regression import LEARNERS, dpsgd_by_matrix, vector
 
-from roundelay import Rendezvous
 from roundelay.weights.average import mean_module
 
 pytestmark = [
@@ -182,17 +181,19 @@ def test_import_of_roundelay_imports_no_integration():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_straggler_delays_ddp_and_not_adpsgd(tmp_path, monkeypatch):
-    """4 learners, one 5 times slower: (3 + 1/5) / 4 of the speed of equal learners, against 1/5 with ddp."""
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", 4, PROGRAMS / "lightning_straggler.py"]
-    run(*torchrun, "ddp", tmp_path)
-    with Rendezvous(learners=4) as rendezvous:
-        monkeypatch.setenv("ROUNDELAY_TICKET", str(rendezvous.ticket))
-        run(*torchrun, "roundelay_adpsgd", tmp_path)
+def test_a_straggler_delays_ddp_and_not_adpsgd(tmp_path):
+    """4 learners, one 5 times slower, and 320 batches: ddp takes 80 slow steps, adpsgd 1 / (3 + 1/5) of 320 fast ones.
+
+    That is 15 s for 60 s, a ratio of 1/4; 1.3/4 is asked. Steps sleep, because there are fewer cores than learners. The time of a
+    learner is from its first batch until it has the mean model, so processes that start and import are not counted.
+    """
+    program = PROGRAMS / "lightning_straggler.py"
+    run("-m", "torch.distributed.run", "--nproc-per-node", 4, program, "ddp", tmp_path)
+    run("-m", "roundelay", "launch", "--learners", 4, program, "roundelay_adpsgd", tmp_path)
     seconds, samples = {}, {}
     for name in ("ddp", "roundelay_adpsgd"):
         learners = [json.loads((tmp_path / f"{name} {rank}.json").read_text()) for rank in range(4)]
         seconds[name] = max(learner["seconds"] for learner in learners)
         samples[name] = sorted(sample for learner in learners for sample in learner["samples"])
     assert samples["roundelay_adpsgd"] == samples["ddp"], "every sample is used once"
-    assert seconds["roundelay_adpsgd"] <= 1.3 / 4 * seconds["ddp"]
+    assert seconds["roundelay_adpsgd"] <= 1.3 / 4 * seconds["ddp"], seconds

@@ -302,6 +302,29 @@ def joined_store(address: Address) -> object:
     return dist.TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT)  # type: ignore[attr-defined]
 
 
+def form_process_group(world: World, backend: str, timeout: datetime.timedelta | None = None) -> None:
+    """Form torch's default process group with the learners that begin an elastic run. Does nothing if there is a group.
+
+    Learners that are lost stay in the group, and learners that join are not in it.
+
+    Raises LaunchError if the rendezvous does not allow collectives, which have no authentication.
+    """
+    assert world.client is not None
+    assert world.client.view is not None
+    if dist.is_initialized():
+        return
+    address = world.client.ask_for_info().get("store")
+    if address is None:
+        raise LaunchError(
+            "torch's process group has no authentication, and the rendezvous does not allow it: start the rendezvous with "
+            "open_collectives=True (--open-collectives) in a network that you trust"
+        )
+    # A rendezvous serves one run after the other, and their generations differ.
+    name = f"default_process_group/{world.client.view.membership.generation}"
+    store = dist.PrefixStore(name, joined_store(tuple(address)))  # type: ignore[arg-type,attr-defined]
+    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout or NEVER)
+
+
 def gather_bytes(mine: bytes, width: int, group: dist.ProcessGroup | None = None) -> list[bytes]:
     """Gather the bytes of all processes (of the group), padded to `width`, in order of rank.
 

@@ -132,7 +132,16 @@ class RoundelayMixin:
         with self._mean():
             super().save_model(*args, **kwargs)  # type: ignore[misc]
 
-    # Logging ---------------------------------------------------------------------------------------------------------
+    # An asynchronous learner waits for no other -------------------------------------------------------------------------
+
+    def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """The loss of a batch. Trainers of TRL gather figures here in every step: an asynchronous learner keeps its own."""
+        trainer: Any = self
+        with contextlib.ExitStack() as stack:
+            if model.training and not self.averaging.synchronous:
+                for name in ("gather", "gather_for_metrics"):
+                    stack.enter_context(replaced(trainer.accelerator, name, _own))
+            return super().compute_loss(model, *args, **kwargs)  # type: ignore[misc]
 
     def _maybe_log_save_evaluate(
         self,
@@ -197,6 +206,11 @@ class RoundelayMixin:
     def _own_file(self) -> str:
         trainer: Any = self
         return f"learner-{trainer.args.process_index}.pt"
+
+
+def _own(figures: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    """What Accelerate gathers from one process."""
+    return figures
 
 
 class RoundelayTrainer(RoundelayMixin, Trainer):

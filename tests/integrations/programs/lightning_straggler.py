@@ -1,4 +1,4 @@
-"""Run with 4 processes, one of which is five times slower: seconds of `fit`, and the batches that each learner took."""
+"""Run with 4 processes, one of which is five times slower: seconds from the first batch until all have the mean model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from lightning_model import Model
 from regression import data
 
 STRATEGY, FOLDER = sys.argv[1], Path(sys.argv[2])
-LEARNERS, REPEATS, BATCH, STEP_S, SLOW = 4, 20, 4, 0.1, 5
-RANK = int(os.environ["RANK"])
+LEARNERS, REPEATS, BATCH, STEP_S, SLOW = 4, 20, 3, 0.15, 5
+RANK = int(os.environ.get("ROUNDELAY_LEARNER", os.environ.get("RANK")))
 
 
 class Paced(Model):
@@ -28,18 +28,15 @@ class Paced(Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.batches, self.seen_samples = 0, []
-
-    def on_train_start(self) -> None:
-        self.began = time.perf_counter()
+        self.began, self.ended, self.seen_samples = 0.0, 0.0, []
 
     def training_step(self, batch, index):
+        self.began = self.began or time.perf_counter()
         time.sleep(STEP_S * (SLOW if RANK == 0 else 1))
-        self.batches += 1
         self.seen_samples += batch[0][:, 0].tolist()
         return super().training_step(batch, index)
 
-    def on_train_end(self) -> None:
+    def on_fit_end(self) -> None:
         self.ended = time.perf_counter()
 
 
@@ -50,7 +47,7 @@ if __name__ == "__main__":
     else:
         loader = DataLoader(samples, batch_sampler=roundelay.ElasticSampler(len(samples), BATCH))
     module = Paced()
-    Trainer(
+    trainer = Trainer(
         strategy=STRATEGY,
         accelerator="cpu",
         devices=LEARNERS,
@@ -58,7 +55,9 @@ if __name__ == "__main__":
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
+        enable_model_summary=False,
         use_distributed_sampler=STRATEGY == "ddp",
-    ).fit(module, loader)
-    result = {"seconds": module.ended - module.began, "batches": module.batches, "samples": module.seen_samples}
+    )
+    trainer.fit(module, loader)
+    result = {"seconds": module.ended - module.began, "steps": trainer.global_step, "samples": module.seen_samples}
     (FOLDER / f"{STRATEGY} {RANK}.json").write_text(json.dumps(result))

@@ -1,33 +1,28 @@
-"""Lightning: `Trainer(strategy="roundelay_adpsgd", devices=4)`. Importing this module registers the strategies."""
+"""The strategy for Lightning's Trainer: the life of the learner, the mean model, checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 from torch.utils.data import DataLoader
 
-from roundelay.errors import MissingExtraError, StrategyError, unknown
+from roundelay.errors import StrategyError
+from roundelay.integrations.lightning import loops
+from roundelay.integrations.lightning.learner_files import LearnerFiles
+from roundelay.integrations.lightning.processes import LearnerProcesses
 from roundelay.learner import Learner
 from roundelay.sampler import ElasticSampler
 from roundelay.strategies.base import Strategy
 from roundelay.strategies.registry import strategy_named
-from roundelay.transport.collectives import NEVER
 from roundelay.weights.serialization import snapshot
-
-try:
-    from lightning.pytorch import Trainer
-    from lightning.pytorch.callbacks import ModelCheckpoint, Timer
-    from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
-    from lightning.pytorch.utilities.exceptions import SIGTERMException
-except ImportError as error:
-    raise MissingExtraError("training with Lightning", "lightning") from error
 
 log = logging.getLogger("roundelay")
 
@@ -38,31 +33,22 @@ NAMES = {
     "roundelay_local_sgd": "local-sgd",
     "roundelay_allreduce": "allreduce",
 }
-OPTIONS = (  # of DDPStrategy; its other options are about DistributedDataParallel
-    "accelerator",
-    "parallel_devices",
-    "cluster_environment",
-    "checkpoint_io",
-    "precision_plugin",
-    "process_group_backend",
-    "timeout",
-    "start_method",
-)
 
 
-class RoundelayStrategy(DDPStrategy):
+class RoundelayStrategy(LearnerProcesses):
     """Trains as Lightning's `ddp` does, but learners average as `averaging` says; the module is not wrapped.
 
     The learner exists from the start to the end of a `fit`. Checkpoints have the mean model of all learners, so saving one is a
     collective. Beside a checkpoint FILE, FILE.learners/RANK.ckpt has the state of each learner, from which `fit(ckpt_path=FILE)`
     continues exactly. At the end of `fit` every learner has the mean model.
 
-    Raises StrategyError for an option that only DistributedDataParallel has, or if the LightningModule has several optimizers.
+    Raises StrategyError for an option that only DistributedDataParallel has, if the LightningModule has several optimizers, or if
+    learners would wait for each other forever, because they take different numbers of steps.
 
     Args:
         averaging: a strategy of Roundelay, or its name, such as "adpsgd".
         evaluate: "consensus" validates the mean model of all learners, which is a collective; "own" validates each learner's own.
-        options: see `OPTIONS`; as DDPStrategy's.
+        options: see `processes.OPTIONS`; as DDPStrategy's.
     """
 
     def __init__(
@@ -73,37 +59,34 @@ class RoundelayStrategy(DDPStrategy):
     ) -> None:
         if evaluate not in ("consensus", "own"):
             raise StrategyError(f"evaluate must be 'consensus' or 'own', got {evaluate!r}")
-        for option in options.keys() - set(OPTIONS):
-            raise StrategyError(unknown("option of RoundelayStrategy", option, OPTIONS))
-        super().__init__(**({"timeout": NEVER} | options))  # learners may come to a meeting at very different times
         self._averaging = strategy_named(averaging) if isinstance(averaging, str) else averaging
+        super().__init__(**options)
         self._evaluates_consensus = evaluate == "consensus"
-        self._learner: Learner | None = None
         self._consensus: contextlib.ExitStack | None = None  # while the module has the mean model
+        self._sampler: ElasticSampler | None = None  # of the loader of training batches
         self._resumed_from: str | None = None
+        self._writes = False  # this learner has written the last checkpoint
 
-    # No DistributedDataParallel --------------------------------------------------------------------------------------
+    @functools.cached_property
+    def _files(self) -> LearnerFiles:
+        return LearnerFiles(self.checkpoint_io, self.global_rank)
 
-    def configure_ddp(self) -> None:
-        """Leave the module as it is."""
-
-    def _get_process_group_backend(self) -> str:
-        """One backend for each kind of tensor, because exchanges go through host memory."""
-        default = "cpu:gloo,cuda:nccl" if self.root_device.type == "cuda" else "gloo"
-        return self._process_group_backend or default
-
-    @contextlib.contextmanager
-    def block_backward_sync(self) -> Generator[None, None, None]:
-        """While gradients are accumulated, no reduction."""
-        with self._learner.accumulate() if self._learner else contextlib.nullcontext():
-            yield
+    # The life of the learner -----------------------------------------------------------------------------------------
 
     def process_dataloader(self, dataloader: object) -> object:
         """Hide the length of a loader with an ElasticSampler: how many batches a learner gets is not known before."""
-        shared = isinstance(getattr(dataloader, "batch_sampler", None), ElasticSampler)
-        return _Unlimited(dataloader) if shared and isinstance(dataloader, DataLoader) else dataloader
-
-    # The life of the learner -----------------------------------------------------------------------------------------
+        sampler = getattr(dataloader, "batch_sampler", None)
+        if not (isinstance(dataloader, DataLoader) and isinstance(sampler, ElasticSampler)):
+            return dataloader
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        if self._resumed_from is not None:
+            self._files.load_sampler(self._resumed_from, sampler)
+        sampler.set_epoch(
+            trainer.fit_loop.epoch_progress.current.processed
+        )  # Lightning does so after the first batch only
+        self._sampler = sampler
+        return loops.SharedLoader(dataloader, functools.partial(loops.save_although_no_step, trainer))
 
     def on_train_start(self) -> None:
         """Make the learner: now the module and the optimizer have what was restored."""
@@ -114,9 +97,12 @@ class RoundelayStrategy(DDPStrategy):
                 "parameter groups, or Lightning's ddp"
             )
         averaging = copy.deepcopy(self._averaging)  # so that a second fit begins anew
-        if not averaging.synchronous:
-            _stop_meetings(self.lightning_module.trainer)
-            _warn_of_meetings(self.lightning_module.trainer)
+        loops.check(
+            self.lightning_module.trainer,
+            self._sampler,
+            synchronous=averaging.synchronous,
+            evaluates_consensus=self._evaluates_consensus,
+        )
         self._learner = Learner(self.lightning_module, self.optimizers[0], averaging)
         if self._resumed_from is not None:
             self._resume(self._learner, self._resumed_from)
@@ -128,7 +114,7 @@ class RoundelayStrategy(DDPStrategy):
         self._learner.finish()
         self._learner.settle()
         self._learner.close()
-        self._learner = None
+        self._learner = self._sampler = None
 
     def on_exception(self, exception: BaseException) -> None:
         """Leave at once; the other learners are told why."""
@@ -137,6 +123,12 @@ class RoundelayStrategy(DDPStrategy):
             learner, self._learner = self._learner, None
             learner.__exit__(type(exception), exception, exception.__traceback__)
         super().on_exception(exception)
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Generator[None, None, None]:
+        """While gradients are accumulated, no reduction."""
+        with self._learner.accumulate() if self._learner else contextlib.nullcontext():
+            yield
 
     # The mean model --------------------------------------------------------------------------------------------------
 
@@ -173,12 +165,12 @@ class RoundelayStrategy(DDPStrategy):
     # Checkpoints -----------------------------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The state of the mean model. A collective while a learner trains; only rank 0 gets the mean then."""
+        """The state of the mean model. A collective while a learner trains; only learners that may save it keep the mean then."""
         if self._learner is None:
             return dict(super().lightning_module_state_dict())
         with self._with_mean(mean=True):
             state = super().lightning_module_state_dict()
-            return dict(copy.deepcopy(state)) if self.is_global_zero else dict(state)
+            return dict(copy.deepcopy(state)) if self.is_global_zero or self._learner.elastic else dict(state)
 
     def save_checkpoint(
         self,
@@ -186,20 +178,29 @@ class RoundelayStrategy(DDPStrategy):
         filepath: str | Path,
         storage_options: Any = None,  # noqa: ANN401
     ) -> None:
-        """Rank 0 saves the checkpoint, every learner its own state beside it."""
-        super().save_checkpoint(checkpoint, filepath, storage_options)
-        if self._learner is None or "optimizer_states" not in checkpoint:  # only the model is saved
+        """Rank 0, or the first living learner, saves the checkpoint, and every learner its own state beside it."""
+        if self._learner is None:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
             return
-        with self._with_mean(mean=False) as module:
-            state = {"learners": self.world_size, "learner": self._learner.state_dict()}
-            state |= {"module": module.state_dict(), "optimizer": self.optimizers[0].state_dict()}
-            self.checkpoint_io.save_checkpoint(snapshot(state), self._own_file(filepath), storage_options)
+        writer, _, agreed = str(self.broadcast(f"{self.global_rank} {filepath}")).partition(" ")
+        self._writes = writer == str(self.global_rank)
+        self._files.agree(filepath, agreed)
+        if self._writes:
+            self.checkpoint_io.save_checkpoint(checkpoint, agreed, storage_options=storage_options)
+        if "optimizer_states" in checkpoint:  # else only the model is saved
+            with self._with_mean(mean=False) as module:
+                state = {"learners": self.world_size, "learner": self._learner.state_dict()}
+                state |= {"module": module.state_dict(), "optimizer": self.optimizers[0].state_dict()}
+                state |= {"sampler": self._sampler.state_dict()} if self._sampler is not None else {}
+                self._files.save(agreed, snapshot(state), storage_options)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Remove the checkpoint, and the states beside it; on each machine, since machines may have file systems of their own."""
-        super().remove_checkpoint(filepath)
-        if self.local_rank == 0:
-            self.checkpoint_io.remove_checkpoint(_folder_of(filepath))
+        agreed = self._files.checkpoint(filepath)
+        if self._writes:
+            self.checkpoint_io.remove_checkpoint(agreed)
+        if self._writes or self.local_rank == 0:
+            self._files.remove(agreed)
 
     def load_checkpoint(
         self,
@@ -207,27 +208,24 @@ class RoundelayStrategy(DDPStrategy):
         weights_only: bool | None = None,  # noqa: FBT001
     ) -> dict[str, Any]:
         """The checkpoint with the mean model. `fit` continues from the states beside it."""
-        self._resumed_from = os.path.realpath(checkpoint_path)  # ModelCheckpoint(save_last="link") makes a link
-        loaded: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
+        agreed = self._files.checkpoint(checkpoint_path)
+        self._resumed_from = os.path.realpath(agreed)  # ModelCheckpoint(save_last="link") makes a link
+        loaded: dict[str, Any] = super().load_checkpoint(agreed, weights_only)
         return loaded
 
     def _resume(self, learner: Learner, filepath: str) -> None:
         """Continue from this learner's state beside the checkpoint if every learner has one; else from the mean."""
-        own = Path(self._own_file(filepath))
-        state = self.checkpoint_io.load_checkpoint(own, weights_only=True) if own.is_file() else {}
+        state = self._files.load(filepath)
         if not self.reduce_boolean_decision(state.get("learners") == self.world_size):
             log.warning(
                 "learner %d begins with the mean model: not all learners have a state in %s",
                 self.global_rank,
-                own.parent,
+                self._files.folder(filepath),
             )
             return
         learner.module.load_state_dict(state["module"])
         self.optimizers[0].load_state_dict(state["optimizer"])
         learner.load_state_dict(state["learner"])
-
-    def _own_file(self, filepath: str | Path) -> str:
-        return f"{_folder_of(filepath)}/{self.global_rank}.ckpt"
 
     def teardown(self) -> None:
         """Forget a checkpoint that was loaded for an evaluation."""
@@ -239,48 +237,3 @@ class RoundelayStrategy(DDPStrategy):
         """Make the names known to `Trainer(strategy=...)`."""
         for name, averaging in NAMES.items():
             strategy_registry.register(name, cls, description=f"Roundelay: {averaging}", averaging=averaging)
-
-
-class _Unlimited:
-    """A loader without a length, so that an epoch ends when the loader does."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
-
-
-def _folder_of(filepath: str | Path) -> str:
-    """The folder of the learners' states beside a checkpoint."""
-    return f"{filepath}.learners"
-
-
-def _stop_meetings(trainer: Trainer) -> None:
-    """Keep Lightning (2.6) from a broadcast in every batch, which tells all ranks whether rank 0 was asked to stop.
-
-    With it all learners would wait for rank 0, and learners with different numbers of batches would mix up collectives. Each
-    learner looks for its own SIGTERM instead; launchers send it to all of them.
-    """
-
-    def look_for_own_signal() -> None:
-        if trainer.received_sigterm:
-            raise SIGTERMException
-
-    if hasattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"):
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = look_for_own_signal
-
-
-def _warn_of_meetings(trainer: Trainer) -> None:
-    """Warn of callbacks for which all learners wait in every batch."""
-    for callback in trainer.callbacks:
-        timed = isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None
-        if timed or (isinstance(callback, Timer) and callback._duration is not None):
-            log.warning(
-                "%s makes all learners wait for rank 0 after every batch, so a slow learner delays the others. Use "
-                "every_n_train_steps or max_steps instead of a time",
-                "ModelCheckpoint(train_time_interval=...)" if timed else "Timer",
-            )
-
-
-RoundelayStrategy.register_strategies(StrategyRegistry)

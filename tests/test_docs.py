@@ -212,3 +212,22 @@ def test_links_and_pictures_exist(page):
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if not target.startswith(("http", "mailto")):
             assert (page.parent / target).exists(), f"{target} is linked from {name_of(page)}"
+
+
+def test_the_home_page_leads_to_every_page():
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} - {"index.md"}
+    linked = re.findall(r"\]\(([^)#\s]+\.md)\)", (ROOT / "docs" / "index.md").read_text())
+    assert pages - set(linked) == set()
+
+
+@pytest.mark.parametrize("page", [*TOP_PAGES, *sorted((ROOT / "docs").rglob("*.md"))], ids=name_of)
+def test_a_page_begins_with_a_sentence(page):
+    text = page.read_text()
+    included = re.fullmatch(r"<!-- include: (\S+) -->\n", text)
+    if included:
+        text = (ROOT / included[1]).read_text()
+    title, _, rest = text.partition("\n\n")
+    assert title.startswith("# ")
+    first = rest.partition("\n\n")[0]
+    assert re.match(r"[A-Z`*]", first), f"{name_of(page)} begins with {first[:40]!r}"
+    assert re.search(r"[.:]$|[.:] ", first.replace("\n", " ")), f"{name_of(page)} begins without a sentence"

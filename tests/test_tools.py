@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import re
 import sys
@@ -11,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from roundelay.cli import COMMANDS
+from roundelay.cli.bench import SUMMARIES
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
@@ -49,7 +51,30 @@ def test_the_command_reference_has_every_command(hooks):
     page = hooks.on_page_markdown("<!-- commands -->")
     for command in COMMANDS:
         assert re.search(rf"^## {command}", page, re.MULTILINE)
-    assert "usage: roundelay bench throughput" in page
+    for command in ("chaos", "launch", "rendezvous", *(f"bench {name}" for name in SUMMARIES)):
+        assert f"## {command}\n\n```text\nusage: roundelay {command} " in page
+
+
+@pytest.mark.parametrize(
+    ("language", "shown", "copied"),
+    [
+        ("console", "$ roundelay train tiny   # four learners\nepoch 1\n", "roundelay train tiny"),
+        ("console", "$ a --b \\\n    --c '#1'\nsays &lt;c&gt;\n$ d\n", "a --b \\\n    --c '#1'\nd"),
+        ("console", "no prompt, so it is copied as it is\n", "no prompt, so it is copied as it is"),
+        ("pycon", "&gt;&gt;&gt; for x in y:\n...     x\n3\n", "for x in y:\n    x"),
+        ("diff", "+import roundelay\n-old()\n kept()\n", "import roundelay\nkept()"),
+    ],
+)
+def test_copy_buttons_copy_what_a_reader_would_run(hooks, language, shown, copied):
+    code = f'<pre><span></span><code><span class="gp">{shown}</span></code></pre>'
+    block = f'<div class="language-{language} highlight">{code}</div>'
+    found = re.search(r'data-copy="([^"]*)"', hooks.on_page_content(block))
+    assert html.unescape(found[1]) == copied
+
+
+def test_doctests_are_console_sessions_so_their_prompts_are_not_copied(hooks):
+    assert hooks.on_page_markdown("```python\n>>> 1\n1\n```") == "```pycon\n>>> 1\n1\n```"
+    assert hooks.on_page_markdown("```python\nx = 1\n```") == "```python\nx = 1\n```"
 
 
 def test_links_of_included_files_work_from_docs(hooks):

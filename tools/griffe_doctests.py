@@ -16,4 +16,4 @@ class Doctests(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:  # noqa: ANN401 - griffe passes its loader too
         """Change a docstring before it is rendered."""
         if obj.docstring:
-            obj.docstring.value = DOCTEST.sub(r"```python\n\g<0>\n```", obj.docstring.value)
+            obj.docstring.value = DOCTEST.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)

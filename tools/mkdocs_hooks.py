@@ -5,6 +5,7 @@
   the site is out of date. A command that fails breaks the build.
 * A line `<!-- commands -->` becomes the help of every command.
 * A line `<!-- include: CHANGELOG.md -->` becomes that file, with its links changed to work from docs/.
+* The copy button of a block copies what a reader would run: no prompts, no output, no comments, no marks of a diff.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ COMMANDS = re.compile(r"^<!-- commands -->$", re.MULTILINE)
 RUN = re.compile(r"^<!-- run: roundelay (.*) -->$", re.MULTILINE)
 INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
+DOCTEST = re.compile(r"^```python\n(?=>>> )", re.MULTILINE)
+BLOCK = re.compile(r'<div class="language-(console|pycon|diff) highlight">(?=<pre>(.*?)</pre>)', re.DOTALL)
 WIDTH = {"COLUMNS": "78", "NO_COLOR": "1"}
 
 
@@ -36,11 +39,13 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - MkDocs p
     """Expand the lines `include`, `commands` and `run` of a page."""
     markdown = INCLUDE.sub(lambda found: _included(ROOT / found[1]), markdown)
     markdown = COMMANDS.sub(lambda found: _help(), markdown)
-    return RUN.sub(lambda found: _console(found[1]), markdown)
+    markdown = RUN.sub(lambda found: _console(found[1]), markdown)
+    return DOCTEST.sub("```pycon\n", markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:  # noqa: ANN401
-    """Replace the formulas of a page by MathML."""
+    """Replace the formulas of a page by MathML, and say what copy buttons copy."""
+    content = BLOCK.sub(_with_copy, content)
     content = DISPLAY.sub(lambda found: _mathml(found[1], "block"), content)
     return INLINE.sub(lambda found: _mathml(found[1], "inline"), content)
 
@@ -52,6 +57,35 @@ def _included(path: Path) -> str:
 
 def _mathml(latex: str, display: str) -> str:
     return str(convert(html.unescape(latex).strip(), display=display))
+
+
+def _with_copy(found: re.Match[str]) -> str:
+    shown = html.unescape(re.sub("<[^>]*>", "", found[2]))
+    lines = shown.rstrip("\n").split("\n")
+    copied = html.escape("\n".join(COPIED[found[1]](lines)))
+    return f'<div class="language-{found[1]} highlight" data-copy="{copied}">'
+
+
+def _typed(lines: list[str]) -> list[str]:
+    """The commands of a console block, with continued lines and without comments, because zsh does not ignore them."""
+    typed: list[str] = []
+    continued = False
+    for line in lines:
+        if continued or line.startswith("$ "):
+            typed.append(re.sub(r"\s+#\s.*", "", line.removeprefix("$ ")))
+            continued = line.endswith("\\")
+    return typed or lines
+
+
+def _statements(lines: list[str]) -> list[str]:
+    return [line[4:] for line in lines if line.startswith((">>>", "..."))]
+
+
+def _after_change(lines: list[str]) -> list[str]:
+    return [line[1:] for line in lines if not line.startswith("-")]
+
+
+COPIED = {"console": _typed, "pycon": _statements, "diff": _after_change}
 
 
 def _help() -> str:

@@ -10,12 +10,13 @@ from roundelay.training.config import OptimizerConfig, ScheduleConfig
 class Schedule:
     r"""Linear scaling with the batch of all learners, linear warm-up, then constant, a factor per epoch, or cosine.
 
-    $lr(s) = lr_0 (1 + (B/B_0 - 1) \min(1, s/w)) \cdot decay(s)$, with s samples used by all learners, the batch B of all
-    learners, the reference batch $B_0$ and w samples of warm-up. The schedule counts samples, so it is the same for every
-    strategy and any number of learners.
+    $$\alpha(s) = \alpha_0 \, (1 + (B/B_0 - 1) \min(1, s/w)) \, d(s)$$
+
+    with s samples used by all learners, the batch B of all learners, the reference batch $B_0$, w samples of warm-up, and the
+    decay d. The schedule counts samples, so it is the same for every strategy and any number of learners.
 
     Args:
-        optimizer: gives $lr_0$.
+        optimizer: gives $\alpha_0$.
         schedule: gives scaling, warm-up and decay.
         batch: samples per step of all learners.
         epoch: samples in an epoch.

@@ -176,7 +176,7 @@ FLAGS = {
     ],
     "speech transcribe": ["RUN", "FILE", "--one-speaker", "--passes", "--json"],
     "speech align": ["RUN", "--corpus", "--out"],
-    "reproduce": ["CLAIM", "--seeds", "--out", "--json"],
+    "reproduce": ["CLAIM", "--seeds", "--first-seed", "--out", "--json"],
 }
 
 

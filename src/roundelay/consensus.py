@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from roundelay.checks import ChangeWarning
-from roundelay.participation import Participation
 from roundelay.strategies.base import Strategy
+from roundelay.strategy_runner import StrategyRunner
 from roundelay.transport.base import Transport
 from roundelay.weights import Flat, Replica, whole_state
 from roundelay.weights.average import with_second_moments, with_variances
@@ -31,20 +31,20 @@ class Consensus:
 
     Args:
         module: what is trained.
-        part: this learner's part in the run.
+        runner: runs the hooks of the strategy, and collectives.
         warning: told before the strategy replaces weights.
         shards: the processes that hold the module in shards, if FSDP2 has sharded it.
     """
 
     def __init__(
-        self, module: nn.Module, part: Participation, warning: ChangeWarning, shards: ShardGroup | None
+        self, module: nn.Module, runner: StrategyRunner, warning: ChangeWarning, shards: ShardGroup | None
     ) -> None:
-        self._module, self._part, self._warning, self._shards = module, part, warning, shards
+        self._module, self._runner, self._warning, self._shards = module, runner, warning, shards
 
     @contextlib.contextmanager
     def placed(self, timeout_s: float | None = None) -> Iterator[nn.Module]:
         """In this block the module has the mean model. Afterwards it gets its own values back."""
-        mean, replica = self._mean(timeout_s), self._part.replica
+        mean, replica = self._mean(timeout_s), self._runner.replica
         buffers = dict(self._module.named_buffers())
         saved_weights = _flat_copy(replica.tensors())
         saved_buffers = {name: buffer.clone() for name, buffer in buffers.items()}
@@ -59,38 +59,38 @@ class Consensus:
 
     def settle(self, timeout_s: float | None) -> None:
         """Put the mean model into the module for good."""
-        mean, strategy = self._mean(timeout_s), self._part.strategy
+        mean, strategy = self._mean(timeout_s), self._runner.strategy
         state = strategy.state_dict()
         self._write(mean)
         strategy.load_state_dict(state)
         # No exchange may begin before all learners have the mean.
-        self._part.together(lambda members: _barrier(self._part.transport, members))
-        self._part.replica.mark()
+        self._runner.together(lambda members: _barrier(self._runner.peers.transport, members))
+        self._runner.replica.mark()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole mean model, on the first living learner (with shards: on its first process); empty on all others."""
         # Read before the consensus: peers may leave as soon as it ends, and shards of a node need the same `first`.
-        first = self._part.membership.living[0]
+        first = self._runner.peers.membership.living[0]
         with self.placed() as mean_model:
-            if self._part.transport.rank != first:
+            if self._runner.peers.transport.rank != first:
                 return {}
             whole: dict[str, Tensor] = whole_state(mean_model.state_dict())
         return whole if self._shards is None or self._shards.index == 0 else {}
 
     def _mean(self, timeout_s: float | None) -> Mean:
         self._warning.warn_if_changed()
-        self._part.run(self._part.strategy.drain)
-        return self._part.together(self._mean_over, timeout_s)
+        self._runner.run(self._runner.strategy.drain)
+        return self._runner.together(self._mean_over, timeout_s)
 
     def _mean_over(self, members: tuple[int, ...]) -> Mean:
         """The mean over `members` of weights and buffers. A collective: all members must call it."""
-        replica, strategy, transport = self._part.replica, self._part.strategy, self._part.transport
+        replica, strategy, transport = self._runner.replica, self._runner.strategy, self._runner.peers.transport
         _barrier(transport, members)  # from here on no learner has an exchange under way
         weights = _mean_weights(replica, strategy, transport, members)
         return Mean(weights, _mean_buffers(self._module, transport, members))
 
     def _write(self, mean: Mean) -> None:
-        mean.weights.write(self._part.replica.tensors())
+        mean.weights.write(self._runner.replica.tensors())
         for name, buffer in self._module.named_buffers():
             buffer.copy_(mean.buffers[name])
 

@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 
 
 class Follower(Protocol):
-    """What follows the membership: a `Learner`."""
+    """What follows the membership: the `Peers` of a learner."""
 
     strategy: Strategy
 

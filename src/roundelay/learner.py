@@ -14,10 +14,11 @@ from roundelay.checks import ChangeWarning, check_optimizer, check_strategy, ref
 from roundelay.cluster.environment import World
 from roundelay.cluster.membership import Membership
 from roundelay.consensus import Consensus
-from roundelay.errors import StrategyError, described
-from roundelay.participation import Participation
+from roundelay.errors import described
+from roundelay.peers import Peers
 from roundelay.strategies.base import Strategy
 from roundelay.strategy_hooks import StrategyHooks
+from roundelay.strategy_runner import StrategyRunner
 from roundelay.training_state import Stateful, TrainingState
 from roundelay.transport.base import Transport
 from roundelay.weights import replica_of
@@ -77,7 +78,7 @@ class Learner:
         self._shards = shard_group(module)
         check_strategy(strategy, self._shards)
         self._state = TrainingState(module, self.optimizer, extras)
-        self._part = Participation(
+        self._peers = Peers(
             strategy, self._state, world=world, transport=transport, membership=membership, shards=self._shards
         )
         self._observed: dict[str, float] = {}
@@ -85,23 +86,25 @@ class Learner:
         try:
             check_optimizer(self.optimizer, module)
             self.replica = replica_of(module)
-            self._part.begin(module, self.replica)
+            self._peers.begin(module)
+            self._peers.attach(self.replica)
         except BaseException as error:
-            self._part.close(described(error))
+            self._peers.close(described(error))
             raise
+        self._runner = StrategyRunner(self._peers, self._state, self.replica)
         self._warning = ChangeWarning(strategy, self.replica, self.transport.rank)
-        self._consensus = Consensus(module, self._part, self._warning, self._shards)
-        self._hooks = StrategyHooks(module, self.optimizer, self._part, self._warning)
+        self._consensus = Consensus(module, self._runner, self._warning, self._shards)
+        self._hooks = StrategyHooks(module, self.optimizer, self._runner, self._warning)
 
     @property
     def transport(self) -> Transport:
         """The connection to the peers. In an elastic run it is another one after a meeting."""
-        return self._part.transport
+        return self._peers.transport
 
     @property
     def membership(self) -> Membership:
         """The living learners, and the generation."""
-        return self._part.membership
+        return self._peers.membership
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -111,12 +114,12 @@ class Learner:
     @property
     def elastic(self) -> bool:
         """Whether learners may come and go."""
-        return self._part.elastic
+        return self._peers.group is not None
 
     @property
     def joined(self) -> bool:
         """Whether this learner joined a run under way."""
-        return self._part.joined
+        return self._peers.joined
 
     @property
     def steps(self) -> int:
@@ -126,7 +129,7 @@ class Learner:
     @property
     def waited_s(self) -> float:
         """Seconds in which this learner has waited for others."""
-        return self._part.times.waited_s
+        return self._runner.times.waited_s
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes in here only add up gradients; the next pass outside reduces the sum, like DDP's no_sync."""
@@ -150,14 +153,9 @@ class Learner:
     def gather(self, value: object) -> dict[int, Any]:
         """The values of all living learners of an elastic run, by id. A collective, like `consensus`.
 
-        Raises StrategyError in a run of fixed size, where torch.distributed gathers.
-
-        Args:
-            value: anything that JSON knows.
+        `value` is anything that JSON knows. Raises StrategyError in a run of fixed size, where torch.distributed gathers.
         """
-        if not self.elastic:
-            raise StrategyError("gather needs an elastic run; in a run of fixed size use torch.distributed.all_gather")
-        return self._part.gather(value)
+        return self._runner.gather(value)
 
     @contextlib.contextmanager
     def rewrite(self) -> Iterator[nn.Module]:
@@ -181,13 +179,13 @@ class Learner:
 
     def metrics(self) -> dict[str, float]:
         """This learner so far: steps, seconds per step split into compute, wait and mix, bytes, and the strategy's own."""
-        own = {"steps": self.steps, "members": self.membership.size} | self._part.times.metrics()
+        own = {"steps": self.steps, "members": self.membership.size} | self._runner.times.metrics()
         return own | self.transport.metrics() | self._observed | self.strategy.metrics()
 
     def state_dict(self) -> dict[str, Any]:
         """What a restart needs besides the states of module and optimizer; save those two after this call."""
         with self._warning.before_replacing():
-            self._part.run(self.strategy.before_saving)
+            self._runner.run(self.strategy.before_saving)
         return {"steps": self.steps, "strategy": self.strategy.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -202,13 +200,13 @@ class Learner:
 
     def reform(self, membership: Membership) -> None:
         """Continue with these members; for strategies with `reforms_alone`. Any thread may call this."""
-        self._part.reform(membership)
+        self._peers.reform(membership)
 
     def finish(self) -> None:
         """Take no more steps, and stay until no peer needs this learner. Only `consensus` may follow. Idempotent."""
-        if not self._part.finished:
+        if not self._runner.finished:
             with self._warning.before_replacing():
-                self._part.finish()
+                self._runner.finish()
 
     def close(self) -> None:
         """Finish, then leave. Idempotent."""
@@ -232,7 +230,7 @@ class Learner:
             return
         self._closed = True
         with contextlib.ExitStack() as last:  # calls in reverse order, each one even if another raises
-            last.callback(self._part.close, "" if error is None else described(error))
+            last.callback(self._peers.close, "" if error is None else described(error))
             last.callback(self._hooks.remove)
             if error is not None:
                 last.callback(self.strategy.abandon)

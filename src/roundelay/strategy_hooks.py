@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from roundelay.checks import ChangeWarning, refuse_ddp_around, refuse_other_parameters
 from roundelay.clock import Steps
 from roundelay.hooks import GradientHooks, StepHooks
-from roundelay.participation import CHANGES, Participation
+from roundelay.strategy_runner import CHANGES, StrategyRunner
 
 
 class StrategyHooks:
@@ -17,20 +17,20 @@ class StrategyHooks:
     Args:
         module: what is trained.
         optimizer: the optimizer of the module.
-        part: runs the hooks of the strategy, which is attached already.
+        runner: runs the hooks of the strategy.
         warning: told before the strategy replaces weights.
 
     Attributes:
         gradients: the hooks on gradients.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer, part: Participation, warning: ChangeWarning) -> None:
-        self._module, self._optimizer, self._part, self._warning = module, optimizer, part, warning
-        self._averaged = set(map(id, part.replica.weights))
+    def __init__(self, module: nn.Module, optimizer: Optimizer, runner: StrategyRunner, warning: ChangeWarning) -> None:
+        self._module, self._optimizer, self._runner, self._warning = module, optimizer, runner, warning
+        self._averaged = set(map(id, runner.replica.weights))
         self._looked_for_ddp = False
         self._failure: Exception | None = None  # raised while backward was running
         self._steps = StepHooks(optimizer, self._before_step, self._after_step)
-        reduced = part.replica.weights if part.strategy.reduces_gradients else []
+        reduced = runner.replica.weights if runner.strategy.reduces_gradients else []
         self.gradients = GradientHooks(reduced, self._gradient_ready, self._after_backward)
 
     def remove(self) -> None:
@@ -39,35 +39,35 @@ class StrategyHooks:
         self.gradients.remove()
 
     def _gradient_ready(self, index: int) -> None:
-        if self._failure is not None or self._part.steps_alone:
+        if self._failure is not None or self._runner.steps_alone:
             return
         try:
-            self._part.strategy.gradient_ready(index)
+            self._runner.strategy.gradient_ready(index)
         except CHANGES as error:  # an exception would end this backward, whose gradients are needed
-            if not self._part.elastic:
+            if self._runner.peers.group is None:
                 raise
             self._failure = error
 
     def _after_backward(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
-            self._part.recover(failure)
-        if not self._part.steps_alone:
-            self._part.run(self._part.strategy.after_backward)
+            self._runner.recover(failure)
+        if not self._runner.steps_alone:
+            self._runner.run(self._runner.strategy.after_backward)
 
     def _before_step(self) -> None:
         if not self._looked_for_ddp:
             self._looked_for_ddp = True
             refuse_ddp_around(self._module)
         refuse_other_parameters(self._optimizer, self._averaged)
-        if not self._part.steps_alone:
-            self._part.run(self._mix_in)
+        if not self._runner.steps_alone:
+            self._runner.run(self._mix_in)
 
     def _mix_in(self) -> Steps:
-        self._part.check()
+        self._runner.peers.check()
         self._warning.warn_if_changed()
-        yield from self._part.strategy.before_step()
+        yield from self._runner.strategy.before_step()
 
     def _after_step(self) -> None:
-        self._part.end_step()
-        self._part.replica.mark()
+        self._runner.end_step()
+        self._runner.replica.mark()

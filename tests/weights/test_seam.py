@@ -245,7 +245,7 @@ def test_what_a_joining_learner_is_given_has_the_last_step():
                     for weight in trained(module):
                         weight.grad = torch.full_like(weight, 0.1 * (1 + rank + step))
                     optimizer.step()
-                learner._part.run(learner.strategy.drain)
+                learner._runner.run(learner.strategy.drain)
                 transports[rank].all_reduce(torch.zeros(1), (0, 1)).result()
                 with learner.strategy.at_rest() as live:
                     given = vector(live.views)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from regression import LEARNERS, dpsgd_by_matrix, vector
+from integration_programs import PROGRAMS, run, torchrun, what_each_saw
+from regression import LEARNERS, SAMPLES, dpsgd_by_matrix, vector
 
 from roundelay.weights.average import mean_module
 
@@ -19,35 +16,19 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(not importlib.util.find_spec("lightning"), reason="needs the 'lightning' extra"),
 ]
-PROGRAMS = Path(__file__).parent / "programs"
-QUIET = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-
-
-def run(*command: object, timeout: float = 200) -> subprocess.CompletedProcess[str]:
-    ended = subprocess.run(
-        [sys.executable, *map(str, command)],
-        env=os.environ | QUIET,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return ended
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Where the program has left its checkpoints, and what each learner saw."""
     folder = tmp_path_factory.mktemp("lightning")
-    program = PROGRAMS / "lightning_runs.py"
-    run("-m", "torch.distributed.run", "--nproc-per-node", LEARNERS, program, folder)
+    torchrun("lightning_runs.py", folder, page="lightning")
     return folder
 
 
 @pytest.fixture(scope="module")
 def saw(folder):
-    return [torch.load(folder / f"saw {rank}.pt", weights_only=True) for rank in range(LEARNERS)]
+    return what_each_saw(folder, LEARNERS)
 
 
 def checkpoint(folder, name, pattern):
@@ -61,6 +42,11 @@ def checkpoint(folder, name, pattern):
 def test_allreduce_equals_ddp(saw, name):
     for each in saw:
         torch.testing.assert_close(each[f"{name} roundelay_allreduce"], each[f"{name} ddp"], rtol=0, atol=1e-6)
+
+
+def test_accumulated_gradients_are_reduced_once_a_step(saw):
+    sent = [saw[0][f"{name} roundelay_allreduce bytes"] for name in ("plain", "accumulated")]
+    assert sent[0] == 3 * sent[1] > 0, "6 batches an epoch are 6 steps, or 2 with 3 batches each"
 
 
 def test_dpsgd_equals_the_matrix_recursion(folder):
@@ -104,6 +90,14 @@ def test_a_run_that_is_resumed_continues_exactly(folder, saw):
         assert torch.equal(each["resumed"], each["dpsgd"])
 
 
+def test_a_run_without_the_states_of_all_learners_begins_with_the_mean(saw):
+    for rank, each in enumerate(saw):
+        (message,) = each["told of the mean"]
+        assert message.startswith(f"learner {rank} begins with the mean model: not all learners have a state in")
+        assert torch.equal(each["resumed from the mean"], saw[0]["resumed from the mean"])
+        assert not torch.equal(each["resumed from the mean"], each["resumed"])
+
+
 def test_validation_sees_the_mean_or_the_own_weights(folder, saw):
     for one, other in zip(saw[0]["consensus validated"], saw[1]["consensus validated"], strict=True):
         assert torch.equal(one, other)
@@ -127,7 +121,9 @@ def test_validate_test_and_predict_use_the_mean(saw):
     assert saw[0]["validate"] == saw[1]["validate"]
     assert saw[0]["test"] == saw[1]["test"]
     assert saw[0]["validate"][0]["val_loss"] == pytest.approx(saw[0]["test"][0]["test_loss"])
-    assert saw[0]["predict"] == 6
+    for rank, each in enumerate(saw):
+        torch.testing.assert_close(each["predict"], each["predict expected"], rtol=0, atol=1e-6)
+        assert len(each["predict"]) == SAMPLES / LEARNERS, f"learner {rank} has its share"
 
 
 def test_a_second_fit_goes_on(saw):
@@ -143,9 +139,25 @@ def test_a_link_to_the_last_checkpoint_finds_the_learners(folder):
     assert (folder / "adpsgd" / "last.ckpt").is_symlink()
 
 
-def test_a_timer_is_warned_of_only_if_it_ends_asynchrony(saw):
+def test_early_stopping_stops_all_learners_after_the_same_epoch(saw):
+    assert [each["early"] for each in saw] == [2, 2]
+
+
+def test_a_slow_learner_delays_no_other_that_validates_its_own_weights_and_logs(folder, saw):
+    """12 batches each with a validation after every second; learner 1 sleeps 0.05 s in each."""
+    fast, slow = (each["times"] for each in saw)
+    assert len(fast) == len(slow) == 12
+    assert fast[-1] < slow[-1] - 0.25
+    rows = (folder / "unhindered" / "version_0" / "metrics.csv").read_text().splitlines()
+    assert len(rows) == 1 + 12 + 6, "learner 0 has logged each step and each validation"
+
+
+def test_a_time_limit_is_warned_of_only_if_it_ends_asynchrony(saw):
     for each in saw:
-        assert [message.startswith("Timer makes all learners wait") for message in each["told"]] == [True]
+        assert [message.partition(" makes all learners wait")[0] for message in each["told"]] == [
+            "Timer",
+            "ModelCheckpoint(train_time_interval=...)",
+        ]
 
 
 def test_learners_go_with_their_checkpoint(folder):
@@ -166,17 +178,34 @@ def test_wrong_options_and_several_optimizers_are_refused(saw):
     assert optimizers.startswith("a Learner hooks one optimizer, but configure_optimizers returned 2")
 
 
+def test_with_an_elastic_sampler_meetings_by_steps_are_refused(saw):
+    errors = saw[0]["refused with a sampler"]
+    assert errors.keys() == saw[1]["refused with a sampler"].keys()
+    named = {"synchronous": "a synchronous strategy", "every_n_train_steps": "ModelCheckpoint(every_n_train_steps=...)"}
+    for name in ("synchronous", "max_steps", "val_check_interval", "every_n_train_steps", "Timer"):
+        beginning = "with an ElasticSampler learners take different numbers of steps, so "
+        assert errors[name].startswith(f"{beginning}{named.get(name, name)} would make them wait")
+    assert errors["accumulation"].startswith(
+        "Trainer(accumulate_grad_batches=2) needs ElasticSampler(batches_per_step=2)"
+    )
+    assert errors["time"].startswith("val_check_interval is a time")
+
+
+def test_the_script_of_the_page_saves_the_mean_of_its_learners(folder):
+    (path,) = (folder / "lightning_logs" / "version_0" / "checkpoints").glob("*.ckpt")
+    learners = [torch.load(f"{path}.learners/{rank}.ckpt", weights_only=True) for rank in range(LEARNERS)]
+    mean = mean_module([learner["module"] for learner in learners])
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    torch.testing.assert_close(saved["net.0.weight"], mean["net.0.weight"], rtol=0, atol=1e-6)
+    assert not torch.equal(*(learner["module"]["net.0.weight"] for learner in learners))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["popen", "spawn"])
 def test_lightnings_own_launchers(tmp_path, start_method):
     run(PROGRAMS / "lightning_launched.py", start_method, tmp_path)
     ends = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(LEARNERS)]
     assert torch.equal(*ends)
-
-
-def test_import_of_roundelay_imports_no_integration():
-    program = "import sys, roundelay; roundelay.Learner; print({'lightning', 'transformers', 'accelerate'} & set(sys.modules))"
-    assert run("-c", program).stdout == "set()\n"
 
 
 @pytest.mark.slow

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+from integration_programs import PROGRAMS, run, what_each_saw
 from regression import SAMPLES, data
 
 from roundelay.weights.average import mean_module
 
 LEARNERS, BATCH, EPOCHS = 3, 2, 3
-PROGRAM = Path(__file__).parent / "programs" / "lightning_elastic.py"
 EVERY_SAMPLE = set(data().tensors[0][:, 0].tolist())
 pytestmark = [
     pytest.mark.slow,
@@ -29,22 +26,15 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elastic")
-    ended = subprocess.run(
-        [sys.executable, "-m", "roundelay", "launch", "--learners", str(LEARNERS), str(PROGRAM), str(folder)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
+    program = PROGRAMS / "lightning_elastic.py"
+    ended = run("-m", "roundelay", "launch", "--learners", LEARNERS, program, folder)
     assert "learner 0 is lost (killed by SIGKILL); the others go on" in ended.stderr
     return folder
 
 
 @pytest.fixture(scope="module")
 def saw(folder):
-    return [torch.load(folder / f"saw {rank}.pt", weights_only=True) for rank in range(LEARNERS)]
+    return what_each_saw(folder, LEARNERS)
 
 
 def used(saw, name, epoch):

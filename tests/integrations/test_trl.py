@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from integration_programs import torchrun, what_each_saw
 
 LEARNERS = 2
-PROGRAM = Path(__file__).parent / "programs" / "trl_runs.py"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
@@ -26,21 +22,13 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trl")
-    ended = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(LEARNERS), str(PROGRAM), str(folder)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
+    torchrun("trl_runs.py", folder, env={"HF_HOME": str(folder / "cache")})
     return folder
 
 
 @pytest.fixture(scope="module")
 def saw(folder):
-    return [torch.load(folder / f"saw {rank}.pt", weights_only=True) for rank in range(LEARNERS)]
+    return what_each_saw(folder, LEARNERS)
 
 
 def test_allreduce_equals_the_trainers_own_ddp(saw):

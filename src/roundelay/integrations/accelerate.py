@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from roundelay.errors import MissingExtraError, StrategyError
+from roundelay.errors import LaunchError, MissingExtraError, StrategyError
 from roundelay.learner import Learner
 from roundelay.strategies.base import Strategy
 
@@ -31,7 +31,8 @@ def averaging(
     `accelerator.accumulate(model)`, `clip_grad_norm_`, `gather_for_metrics` and prepared schedulers work as usual. To evaluate
     or save the mean model in the middle of training, all processes enter `with learner.consensus() as mean:`.
 
-    Raises StrategyError if DeepSpeed, FSDP or another engine owns the weights.
+    Raises StrategyError if DeepSpeed, FSDP or another engine owns the weights, LaunchError if Accelerate does not know of all
+    learners.
 
     Args:
         accelerator: the Accelerator that has prepared the model and the optimizer.
@@ -50,9 +51,19 @@ def averaging(
         Learner(module, optimizer, strategy) as learner,
         replaced(model, "no_sync", learner.accumulate),
     ):
+        check_processes(learner, accelerator.num_processes, "Accelerate")
         yield learner
         learner.finish()
         learner.settle()
+
+
+def check_processes(learner: Learner, processes: int, library: str) -> None:
+    """Raise LaunchError if the library does not know of all learners: then each process would train on all samples."""
+    if learner.transport.size != processes:
+        raise LaunchError(
+            f"{library} knows of {processes} of the {learner.transport.size} learners; "
+            "start the script with torchrun or accelerate launch, not with roundelay launch"
+        )
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from roundelay.errors import MissingExtraError, StrategyError
-from roundelay.integrations.accelerate import ENGINES, replaced
+from roundelay.integrations.accelerate import ENGINES, check_processes, replaced
 from roundelay.learner import Learner
 from roundelay.strategies.base import Strategy
 from roundelay.weights.serialization import snapshot
@@ -82,6 +82,7 @@ class RoundelayMixin:
         with replaced(trainer.accelerator, "prepare_model", without_ddp):
             prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)  # type: ignore[misc]
         learner = self.learner = Learner(trainer.model, trainer.optimizer, copy.deepcopy(self.averaging))
+        check_processes(learner, trainer.args.world_size, "Trainer")
         self._cleanup.enter_context(replaced(trainer.model, "no_sync", learner.accumulate))
         averaged, total = (
             sum(t.numel() for t in each) for each in (learner.replica.weights, trainer.model.parameters())

@@ -46,7 +46,7 @@ class LearnerProcesses(DDPStrategy):
         if ElasticEnvironment.detect():
             options = {"cluster_environment": ElasticEnvironment()} | options
         super().__init__(**({"timeout": NEVER} | options))  # learners may come to a meeting at very different times
-        self._learner: Learner | None = None
+        self.learner: Learner | None = None
 
     def configure_ddp(self) -> None:
         """Leave the module as it is."""
@@ -66,9 +66,9 @@ class LearnerProcesses(DDPStrategy):
 
     def gathered(self, value: object) -> list[Any] | None:
         """In an elastic run, the values of all living learners in order of their ids; else None. A collective."""
-        if self._learner is None or not self._learner.elastic:
+        if self.learner is None or not self.learner.elastic:
             return None
-        return [each for _, each in sorted(self._learner.gather(value).items())]
+        return [each for _, each in sorted(self.learner.gather(value).items())]
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Wait for all learners."""

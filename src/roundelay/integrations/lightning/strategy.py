@@ -49,6 +49,9 @@ class RoundelayStrategy(LearnerProcesses):
         averaging: a strategy of Roundelay, or its name, such as "adpsgd".
         evaluate: "consensus" validates the mean model of all learners, which is a collective; "own" validates each learner's own.
         options: see `processes.OPTIONS`; as DDPStrategy's.
+
+    Attributes:
+        learner: while `fit` trains; None before and after. `trainer.strategy.learner.metrics()` shows what it does.
     """
 
     def __init__(
@@ -103,31 +106,31 @@ class RoundelayStrategy(LearnerProcesses):
             synchronous=averaging.synchronous,
             evaluates_consensus=self._evaluates_consensus,
         )
-        self._learner = Learner(self.lightning_module, self.optimizers[0], averaging)
+        self.learner = Learner(self.lightning_module, self.optimizers[0], averaging)
         if self._resumed_from is not None:
-            self._resume(self._learner, self._resumed_from)
+            self._resume(self.learner, self._resumed_from)
             self._resumed_from = None
 
     def on_train_end(self) -> None:
         """Wait for the other learners; all of them end with the mean model."""
-        assert self._learner is not None
-        self._learner.finish()
-        self._learner.settle()
-        self._learner.close()
-        self._learner = self._sampler = None
+        assert self.learner is not None
+        self.learner.finish()
+        self.learner.settle()
+        self.learner.close()
+        self.learner = self._sampler = None
 
     def on_exception(self, exception: BaseException) -> None:
         """Leave at once; the other learners are told why."""
         self._leave_consensus()
-        if self._learner is not None:
-            learner, self._learner = self._learner, None
+        if self.learner is not None:
+            learner, self.learner = self.learner, None
             learner.__exit__(type(exception), exception, exception.__traceback__)
         super().on_exception(exception)
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
         """While gradients are accumulated, no reduction."""
-        with self._learner.accumulate() if self._learner else contextlib.nullcontext():
+        with self.learner.accumulate() if self.learner else contextlib.nullcontext():
             yield
 
     # The mean model --------------------------------------------------------------------------------------------------
@@ -142,9 +145,9 @@ class RoundelayStrategy(LearnerProcesses):
         self._leave_consensus()
 
     def _enter_consensus(self) -> None:
-        if self._learner is not None and self._consensus is None:
+        if self.learner is not None and self._consensus is None:
             self._consensus = contextlib.ExitStack()
-            self._consensus.enter_context(self._learner.consensus())
+            self._consensus.enter_context(self.learner.consensus())
 
     def _leave_consensus(self) -> None:
         if self._consensus is not None:
@@ -166,11 +169,11 @@ class RoundelayStrategy(LearnerProcesses):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The state of the mean model. A collective while a learner trains; only learners that may save it keep the mean then."""
-        if self._learner is None:
+        if self.learner is None:
             return dict(super().lightning_module_state_dict())
         with self._with_mean(mean=True):
             state = super().lightning_module_state_dict()
-            return dict(copy.deepcopy(state)) if self.is_global_zero or self._learner.elastic else dict(state)
+            return dict(copy.deepcopy(state)) if self.is_global_zero or self.learner.elastic else dict(state)
 
     def save_checkpoint(
         self,
@@ -179,7 +182,7 @@ class RoundelayStrategy(LearnerProcesses):
         storage_options: Any = None,  # noqa: ANN401
     ) -> None:
         """Rank 0, or the first living learner, saves the checkpoint, and every learner its own state beside it."""
-        if self._learner is None:
+        if self.learner is None:
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
         writer, _, agreed = str(self.broadcast(f"{self.global_rank} {filepath}")).partition(" ")
@@ -189,7 +192,7 @@ class RoundelayStrategy(LearnerProcesses):
             self.checkpoint_io.save_checkpoint(checkpoint, agreed, storage_options=storage_options)
         if "optimizer_states" in checkpoint:  # else only the model is saved
             with self._with_mean(mean=False) as module:
-                state = {"learners": self.world_size, "learner": self._learner.state_dict()}
+                state = {"learners": self.world_size, "learner": self.learner.state_dict()}
                 state |= {"module": module.state_dict(), "optimizer": self.optimizers[0].state_dict()}
                 state |= {"sampler": self._sampler.state_dict()} if self._sampler is not None else {}
                 self._files.save(agreed, snapshot(state), storage_options)

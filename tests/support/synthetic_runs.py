@@ -25,6 +25,7 @@ class SyntheticRun:
     step_s: float = 0.02
     dies: dict[int, float] = field(default_factory=dict)
     finished: bool = True
+    simulated: bool = False
     seed: int = 0
     figure: str = "accuracy"
 
@@ -32,7 +33,8 @@ class SyntheticRun:
         """Leave config.toml, machine.json, metrics.jsonl and, if finished, results.json."""
         folder.mkdir(parents=True)
         (folder / "config.toml").write_text(to_toml(self.config()))
-        (folder / "machine.json").write_text(json.dumps(MACHINE))
+        simulated = {"simulated": True} if self.simulated else {}
+        (folder / "machine.json").write_text(json.dumps(MACHINE | simulated))
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self.rows()))
         if self.finished:
             (folder / "results.json").write_text(json.dumps(self.results()))

@@ -75,6 +75,15 @@ def test_a_row_has_the_mean_loss_of_the_finite_steps_since_the_last():
     assert "loss" not in meter.window()
 
 
+def test_the_last_window_counts_only_if_there_was_no_other():
+    clock = iter(float(second) for second in range(100))
+    meter = Meter([], every_s=1.0, now=lambda: next(clock))
+    meter.add(2.0, 8)
+    assert meter.last_window()["loss"] == 2.0
+    meter.add(3.0, 8)
+    assert meter.last_window() == {}
+
+
 def test_tensorboard_writes_event_files(tmp_path):
     sink = TensorBoard(tmp_path)
     sink.write({"kind": "evaluation", "split": "valid", "samples_seen": 10, "loss": 0.5})

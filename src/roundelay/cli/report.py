@@ -22,8 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the page and print its path."""
+    """Write the page, and print the sentence that it begins with, and its path."""
     from roundelay.reports.pages import write_report
 
-    write_report(args.runs, args.out)
+    sentence = write_report(args.runs, args.out)
+    if sentence:
+        print(sentence)
     print(f"report: {args.out}")

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
     rate_Bps, latency_s = args.network
     links = Links(latency_s, rate_Bps, args.node_size, latency_s, args.inside_bandwidth)
     compute = slowed(_compute(args, config.seed), config.slowness())
-    run_directory.begin(folder, config, shlex.join(["roundelay", *sys.argv[1:]]))
+    run_directory.begin(folder, config, shlex.join(["roundelay", *sys.argv[1:]]), simulated=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(f"{config.learners} learners", total=1.0)

@@ -159,7 +159,8 @@ class _SimulatedLearner:
             "bytes_received": self._transport.traffic.bytes_received,
         }
         row = self._step.row(self.position, finished=finished)
-        self._meter.write(row | figures | self._meter.window() | self.strategy.metrics())
+        window = self._meter.last_window() if finished else self._meter.window()
+        self._meter.write(row | figures | window | self.strategy.metrics())
 
     def state(self) -> State:
         """What `mean_model` needs: the module's state with the weights that exchanges act on, and the consensus weight."""

@@ -78,7 +78,7 @@ class Display:
             self.elapsed_s = max(self.elapsed_s, row.get("elapsed_s", 0.0))
             self.samples_seen = max(self.samples_seen, row.get("samples_seen", 0))
             if row["kind"] == "learner":
-                self._rows[row["learner"]] = row
+                self._rows[row["learner"]] = {**self._rows.get(row["learner"], {}), **row}
                 self._gone.pop(row["learner"], None)
                 epochs = f"{row['samples_seen']:,} of {row['total']:,} samples"
                 self._progress.update(self._bar, completed=row["samples_seen"], total=row["total"], description=epochs)
@@ -104,7 +104,7 @@ class Display:
         rows = self._rows.values()
         samples_seen, total = max(row["samples_seen"] for row in rows), max(row["total"] for row in rows)
         losses = [row["loss"] for row in rows if "loss" in row]
-        speed = sum(row["samples_per_s"] for row in rows)
+        speed = sum(row.get("samples_per_s", 0.0) for row in rows)
         loss = f", loss {sum(losses) / len(losses):.4f}" if losses else ""
         return (
             f"{samples_seen:,} of {total:,} samples ({samples_seen / max(total, 1):.0%}), {speed:,.0f} samples/s{loss}"

@@ -122,6 +122,7 @@ class Meter:
         self._sinks, self._every_s, self._now = sinks, every_s, now
         self._loss, self._steps, self._samples = 0.0, 0, 0
         self._window_began = now()
+        self._reported = False
         self.start_clock(0.0)
 
     def start_clock(self, elapsed_s: float) -> None:
@@ -152,7 +153,15 @@ class Meter:
             row["loss"] = self._loss / self._steps
         self._loss, self._steps, self._samples = 0.0, 0, 0
         self._window_began = now
+        self._reported = True
         return row
+
+    def last_window(self) -> Row:
+        """What `window` gives, if the run was shorter than one window; else nothing.
+
+        A last window is short, or contains the wait for other learners. Its speed would look like a sudden change.
+        """
+        return {} if self._reported else self.window()
 
     def write(self, row: Row) -> None:
         """Write a row, with `elapsed_s`, to every sink."""

@@ -31,18 +31,19 @@ RESULTS, MODEL, MODEL_CONFIG = "results.json", "model.safetensors", "config.json
 PROBLEMS = "problems.txt"  # problems in the data, one per line; only written by tasks that find any
 
 
-def begin(folder: Path, config: Config, command: str) -> None:
-    """Begin a new run. Raises ConfigError if the folder holds a run already."""
+def begin(folder: Path, config: Config, command: str, *, simulated: bool = False) -> None:
+    """Begin a new run; machine.json says if it is a simulated one. Raises ConfigError if the folder holds a run already."""
     if (folder / CONFIG).exists():
         raise ConfigError(f"'{folder}' holds a run already; go on with it by --resume, or choose another --out")
     _make(folder)
-    write(folder, config, command)
+    write(folder, config, command, simulated=simulated)
 
 
-def write(folder: Path, config: Config, command: str) -> None:
+def write(folder: Path, config: Config, command: str, *, simulated: bool = False) -> None:
     """Write the configuration, and a description of the machine, when a run begins or resumes."""
+    described = machine() | {"command": command} | ({"simulated": True} if simulated else {})
     checkpoint.write_whole(folder / CONFIG, to_toml(as_table(config)).encode())
-    checkpoint.write_whole(folder / MACHINE, json.dumps(machine() | {"command": command}, indent=2).encode())
+    checkpoint.write_whole(folder / MACHINE, json.dumps(described, indent=2).encode())
 
 
 def _make(folder: Path) -> None:

@@ -239,7 +239,8 @@ class Trainer:
     def _write_row(self, *, finished: bool = False) -> None:
         audited = self._audit.figures(self.learner.strategy.weights()) if self._audit else {}
         row = self.step.row(self.position, finished=finished)
-        self.meter.write(row | self.learner.metrics() | self.meter.window() | audited)
+        window = self.meter.last_window() if finished else self.meter.window()
+        self.meter.write(row | self.learner.metrics() | window | audited)
 
     # Checkpoints and the end of the run -------------------------------------------------------------------------------------
 

@@ -78,6 +78,16 @@ def test_events_are_marked_at_their_time_and_samples_seen(read):
     assert mark["x"]["samples"] == pytest.approx(run.samples_seen(20), rel=0.05)
 
 
+def test_many_events_share_marks(read):
+    (run,) = read(SyntheticRun())
+    for second in range(200):
+        run.add({"kind": "event", "event": "lost", "learner": second % 4, "elapsed_s": second / 5})
+    marks = run_charts.marks([run])
+    assert 20 < len(marks) <= run_charts.MOST_MARKS + 1
+    assert marks[0]["text"] == "lost, learner 0; lost, learner 1; lost, learner 2; lost, learner 3; lost, learner 0"
+    assert [mark["x"]["time"] for mark in marks] == sorted(mark["x"]["time"] for mark in marks)
+
+
 def test_non_finite_losses_leave_gaps_and_valid_json(read):
     (run,) = read(SyntheticRun())
     row = {"kind": "evaluation", "split": "valid", "samples_seen": 10**9, "elapsed_s": 50.0, "loss": math.nan}

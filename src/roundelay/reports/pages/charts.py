@@ -28,7 +28,9 @@ class Chart:
     Attributes:
         kind: `curves` over time or samples, `bars` per learner, or a `matrix` of learners.
         y: label of the vertical axis; empty if the title says it.
-        legend: (colour, label) pairs for colours that do not stand for runs.
+        x: label of the horizontal axis of a matrix.
+        legend: (colour, tone, label) for colours that do not stand for whole runs.
+        level: value at which a horizontal line is drawn.
         top: end of the vertical axis, set if several charts share it.
         logarithmic: whether the reader is offered a logarithmic vertical axis.
     """
@@ -38,18 +40,39 @@ class Chart:
     traces: list[Trace]
     kind: str = "curves"
     y: str = ""
-    legend: list[tuple[str, str]] = field(default_factory=list)
+    x: str = "learner"
+    legend: list[tuple[str, float, str]] = field(default_factory=list)
+    level: float | None = None
     top: float | None = None
     logarithmic: bool = False
 
     def data(self) -> dict[str, Any]:
         """The part of the chart that page.js reads."""
-        return {"kind": self.kind, "y": self.y, "traces": self.traces, "top": self.top}
+        shown = {"kind": self.kind, "x": self.x, "y": self.y, "traces": self.traces, "top": self.top}
+        return shown | {"level": None if self.level is None else rounded(self.level)}
 
 
 def colour(index: int) -> str:
-    """Name in page.css of the colour of the run, or learner, with this index."""
+    """Name in page.css of the colour of the run with this index."""
     return f"c{index % COLOURS}"
+
+
+def tones(count: int) -> list[float]:
+    """Tones of one colour for `count` learners: from -0.5 (half way to the ink) to 0.6 (towards the paper).
+
+    >>> tones(3), tones(1)
+    ([-0.5, 0.05, 0.6], [0.0])
+    """
+    return [round(-0.5 + 1.1 * each / (count - 1), 3) for each in range(count)] if count > 1 else [0.0]
+
+
+def toned(name: str, tone: float) -> str:
+    """A tone of a colour of page.css, as CSS. page.js mixes in the same way.
+
+    >>> toned("c0", -0.5)
+    'color-mix(in srgb, var(--c0) 50%, var(--ink))'
+    """
+    return f"color-mix(in srgb, var(--{name}) {100 * (1 - abs(tone)):.0f}%, var(--{'ink' if tone < 0 else 'card'}))"
 
 
 def series_curve(series: TimeSeries, name: str) -> Trace:

@@ -16,6 +16,7 @@ from roundelay.reports.pages.charts import (
     numbers,
     rounded,
     series_curve,
+    tones,
     x_values,
 )
 from roundelay.reports.pages.run import Run
@@ -40,10 +41,11 @@ def throughput_top(runs: Sequence[Run]) -> float | None:
 
 def _lines(run: Run, index: int, top: float | None) -> Iterator[Chart]:
     traces: list[Trace] = []
-    for position, (learner, series) in enumerate(_timed(run).items()):
-        style = {"style": "line", "run": index, "colour": colour(position), "name": f"learner {learner}"}
+    timed = _timed(run)
+    for tone, (learner, series) in zip(tones(len(timed)), timed.items(), strict=True):
+        style = {"style": "line", "run": index, "colour": colour(index), "tone": tone, "name": f"learner {learner}"}
         traces.append(series_curve(series, "samples_per_s") | style)
-    legend = [(trace["colour"], trace["name"]) for trace in traces]
+    legend = [(trace["colour"], trace["tone"], trace["name"]) for trace in traces]
     yield Chart("throughput", "Samples per second of every learner.", traces, legend=legend, top=top)
 
 
@@ -90,12 +92,12 @@ def _parts_of_a_step(run: Run) -> Chart:
         for part in parts
         if known
     ]
-    legend = [(part, part) for part in parts]
-    return Chart("time of a step", "Milliseconds per step, by learner.", traces, "bars", "ms", legend)
+    legend = [(part, 0.0, part) for part in parts]
+    return Chart("time of a step", "Milliseconds per step, by learner.", traces, "bars", "ms", legend=legend)
 
 
 def _exchanges(run: Run) -> Chart:
-    """Row i, column j: exchanges that learner i counted with learner j."""
+    """Row i, column j: exchanges in which learner i called learner j."""
     size = 1 + max(run.learners, default=-1)
     counts = np.full((size, size), np.nan)
     for learner, series in run.learners.items():
@@ -105,4 +107,5 @@ def _exchanges(run: Run) -> Chart:
     if not np.isnan(counts).all() and size <= MOST_IN_MATRIX:
         ranks = list(range(size))
         traces = [heat_map(ranks, ranks, counts)]
-    return Chart("exchanges", "How often learners averaged with each other.", traces, "matrix", "learner")
+    note = "How often the learner of a row called the learner of a column to average with it."
+    return Chart("exchanges", note, traces, "matrix", y="calling learner", x="called learner")

@@ -8,6 +8,12 @@
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const faded = (hex, strength) => hex + Math.round(255 * strength).toString(16).padStart(2, "0");
+  const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+  // A tone of a colour: towards the ink below 0, towards the card above. As `toned` in charts.py.
+  function toned(name, tone) {
+    const [own, other] = [colour(name), colour(tone < 0 ? "ink" : "card")].map(channels);
+    return "#" + own.map((value, i) => Math.round(value + Math.abs(tone) * (other[i] - value)).toString(16).padStart(2, "0")).join("");
+  }
   const along = (x) => (axis === "time" ? x.time.map((s) => s / report.seconds) : x.samples);
   // Escape strings from a run's files, because plotly interprets some tags in labels.
   const text = (value) => String(value).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
@@ -21,7 +27,7 @@
   function line(trace) {
     const faint = trace.style === "faint", points = trace.style === "points" || trace.y.length === 1;
     const marked = trace.style === "marked" && trace.y.length < 40;
-    const ink = colour(trace.colour);
+    const ink = toned(trace.colour, trace.tone || 0);
     return [{
       type: "scatter", name: named(trace), x: along(trace.x), y: trace.y,
       mode: points ? "markers" : marked ? "lines+markers" : "lines",
@@ -51,7 +57,7 @@
       zmin: 0, zmax: trace.top, hoverongaps: false,
       colorscale: [[0, colour("low")], [1, colour("high")]],
       colorbar: { thickness: 8, outlinewidth: 0, tickfont: { color: colour("soft") } },
-      hovertemplate: (matrix ? "learners %{y} and %{x}: %{z:,}" : "learner %{y}: %{z:.4~g}") + "<extra></extra>",
+      hovertemplate: (matrix ? "learner %{y} called learner %{x}: %{z:,} times" : "learner %{y}: %{z:.4~g}") + "<extra></extra>",
     }];
   }
 
@@ -71,17 +77,18 @@
 
   function axes(chart, plot) {
     const shared = {
+      exponentformat: "e", separatethousands: true,  // 7.7e-4 and 20,000; plotly's own default is 770µ and 20k
       gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true,
       fixedrange: matchMedia("(pointer: coarse)").matches,  // on a touch screen a drag scrolls the page instead of zooming
     };
     const x = { ...shared, showgrid: false, showline: true, ticks: "outside", tickcolor: colour("line") };
     const y = { ...shared, title: titled(chart.y) };
     if (chart.kind === "curves") {
-      x.title = titled(axis === "time" ? `time (${report.unit})` : "samples");
+      x.title = titled(axis === "time" ? `${report.time} (${report.unit})` : "samples");
       x.hoverformat = axis === "time" ? ".4~g" : ",d";
       x.rangemode = isHeat(chart) ? "normal" : "tozero";
     } else {
-      Object.assign(x, { title: titled("learner"), tickformat: "d" });
+      Object.assign(x, { title: titled(chart.x), tickformat: "d" });
       if (chart.traces[0].x.length <= 16) x.dtick = 1;
     }
     if (isHeat(chart)) Object.assign(y, { showgrid: false, tickformat: "d" });
@@ -95,8 +102,14 @@
     return { xaxis: x, yaxis: y, yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true } };
   }
 
+  function level(chart) {
+    const ink = { color: colour("soft"), width: 1, dash: "dot" };
+    return { type: "line", xref: "paper", x0: 0, x1: 1, y0: chart.level, y1: chart.level, line: ink };
+  }
+
   function layout(chart, plot) {
     return {
+      shapes: chart.level === null ? [] : [level(chart)],
       ...axes(chart, plot),
       width: plot.clientWidth, height: plot.clientHeight, margin: { l: 44, r: 12, t: 10, b: 38 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -116,12 +129,18 @@
     Plotly.react(plot, traces, layout(chart, plot), { displayModeBar: false, doubleClick: "reset" });
   }
 
-  const all = () => plots.forEach(render);
+  // Only charts on the screen, or nearly, are drawn at once, so a long page opens quickly; the others when they are scrolled to.
+  const near = new Set();
+  const all = () => near.forEach(render);
+  const watcher = new IntersectionObserver((entries) => entries.filter((each) => each.isIntersecting).forEach(({ target }) => {
+    if (!near.has(target)) { near.add(target); render(target); }
+  }), { rootMargin: "400px" });
   let unfolded = [];
   const printing = (on) => () => {
     document.documentElement.classList.toggle("printing", on);
     if (on) unfolded = [...document.querySelectorAll("details:not([open])")];
     unfolded.forEach((each) => { each.open = on; });
+    plots.forEach((each) => near.add(each));
     all();
   };
 
@@ -144,5 +163,5 @@
   addEventListener("afterprint", printing(false));
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; all(); } });
-  all();
+  plots.forEach((plot) => watcher.observe(plot));
 })();

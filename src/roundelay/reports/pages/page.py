@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from roundelay import __version__
 from roundelay.errors import MissingExtraError
 from roundelay.reports.pages import run_charts, tables
-from roundelay.reports.pages.charts import Chart, as_script
+from roundelay.reports.pages.charts import Chart, as_script, toned
+from roundelay.reports.pages.headline import headline, same_loss
 from roundelay.reports.pages.learner_charts import learner_charts, throughput_top
 from roundelay.reports.pages.markup import Html, join, tag
 from roundelay.reports.pages.run import Run
@@ -28,11 +30,15 @@ class Page:
 
     def html(self) -> str:
         """The whole document. Raises MissingExtraError without the 'plots' extra."""
+        lead = self._lead()  # before the sections, because charts are numbered in the order of the page
         sections = {name: content for name, content in self._sections() if content}
         title = self._runs[0].name if len(self._runs) == 1 else f"{len(self._runs)} runs"
+        said = headline(self._runs)
+        sentence = tag("p", said, class_="lede") if said else ""
         body = [
-            tag("header", tag("p", "Roundelay report", class_="kind"), tag("h1", title), self._summary()),
+            tag("header", tag("p", "Roundelay report", class_="kind"), tag("h1", title), sentence),
             self._toolbar(list(sections)),
+            lead,
             tag(
                 "main",
                 *(tag("section", tag("h2", name), content, id=name.lower()) for name, content in sections.items()),
@@ -56,7 +62,8 @@ class Page:
         runs = self._runs
         yield "Results", tables.results(runs)
         yield "Words", word_errors(runs)
-        yield "Learning", self._figures(run_charts.learning(runs)) or tag("p", "No figures yet.", class_="note")
+        learning = run_charts.learning(runs, without_loss=same_loss(runs) is not None)
+        yield "Learning", self._figures(learning) or tag("p", "No figures yet.", class_="note")
         yield "Speed", join([self._figures(run_charts.speed(runs)) if len(runs) > 1 else "", *self._learners()])
         yield "Agreement", self._figures(run_charts.agreement(runs))
         yield "Sample", tables.samples(runs)
@@ -65,13 +72,13 @@ class Page:
         yield "Configuration", self._comparison("config", brief=True)
         yield "Machine", self._comparison("machine", brief=False)
 
-    def _summary(self) -> Html:
-        if len(self._runs) > 1:
+    def _lead(self) -> Html:
+        """The chart that shows what the first sentence says, if several runs are compared."""
+        common = same_loss(self._runs)
+        if common is None:
             return Html("")
-        run = self._runs[0]
-        size = f"{run.size} learners" if run.size != 1 else "one learner"
-        words = [str(run.config.get("task", "")).partition(":")[2], str(run.config.get("strategy", "")), size]
-        return tag("p", ", ".join(filter(None, words)) + ": " + tables.state(run), class_="lede")
+        chart = run_charts.figure_chart("loss", self._runs)
+        return tag("div", self._figure(replace(chart, level=common.loss)), class_="charts lead")
 
     def _toolbar(self, sections: Sequence[str]) -> Html:
         links = tag("nav", *(tag("a", name, href=f"#{name.lower()}") for name in sections), aria_label="sections")
@@ -113,8 +120,8 @@ class Page:
     def _figure(self, chart: Chart) -> Html:
         self._charts.append(chart)
         keys = [
-            tag("span", tag("i", class_="swatch", style=f"--colour: var(--{colour})"), label)
-            for colour, label in chart.legend
+            tag("span", tag("i", class_="swatch", style=f"--colour: {toned(name, tone)}"), label)
+            for name, tone, label in chart.legend
         ]
         number = len(self._charts) - 1
         return tag(
@@ -146,6 +153,7 @@ class Page:
         return {
             "unit": unit,
             "seconds": seconds,
+            "time": "virtual time" if all(run.simulated for run in self._runs) else "time",
             "marks": run_charts.marks(self._runs),
             "charts": [chart.data() for chart in self._charts],
         }

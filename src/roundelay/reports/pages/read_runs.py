@@ -61,11 +61,14 @@ def names(folders: Sequence[Path]) -> list[str]:
 
 def _read(folder: Path, name: str) -> Run:
     config = folder / "config.toml"
+    machine, results = _json(folder / "machine.json"), _json(folder / "results.json")
+    simulated = bool(machine.get("simulated") or results.get("simulated"))
     run = Run(
-        name,
+        f"{name} (simulated)" if simulated else name,
         config=read_toml(config) if config.is_file() else {},
-        machine=_json(folder / "machine.json"),
-        results=_json(folder / "results.json"),
+        machine=machine,
+        results=results,
+        simulated=simulated,
         words={
             path.stem.removeprefix("evaluation-"): found
             for path in sorted(folder.glob("evaluation-*.json"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from roundelay.reports.pages.formats import duration
 from roundelay.reports.pages.time_series import Numbers, TimeSeries, number
 from roundelay.training.metrics import Row
 
@@ -23,11 +24,12 @@ SPLITS = ("valid", "test")
 class Run:
     """The content of a run's folder. Whatever the folder lacks is empty."""
 
-    name: str
+    name: str  # what the page calls the run; says so if the run was simulated
     config: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
     words: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of speech: evaluation-NAME.json by NAME
+    simulated: bool = False
     learners: dict[int, TimeSeries] = field(default_factory=dict)
     evaluations: dict[str, TimeSeries] = field(default_factory=dict)
     events: list[Row] = field(default_factory=list)
@@ -85,6 +87,20 @@ class Run:
         return sorted(
             dict.fromkeys(name for name in found if name not in NOT_A_FIGURE), key=lambda name: name != "loss"
         )
+
+    @property
+    def state(self) -> str:
+        """Whether the run has finished, and if not, how far it came."""
+        if self.finished:
+            return "finished"
+        if math.isnan(self.elapsed_s):
+            return "no figures yet"
+        part = "" if math.isnan(self.progress) else f"{self.progress:.0%} of its budget, "
+        return f"not finished: {part}last row after {duration(self.elapsed_s)}"
+
+    def known(self, split: str, name: str) -> bool:
+        """Whether the run has such a figure."""
+        return not math.isnan(self.figure(split, name))
 
     def figure(self, split: str, name: str) -> float:
         """A figure from results.json, else from the last evaluation; NaN if neither has it."""

@@ -13,18 +13,21 @@ from roundelay.reports.pages.formats import event_text
 from roundelay.reports.pages.run import Run
 from roundelay.reports.pages.time_series import common_times, number, values_at
 
-MOST_MARKS = 40  # more events than this would hide the curves
+MOST_MARKS = 40  # more marks than this would hide the curves
+MOST_NAMED = 6  # events in the text of a mark
 
 
-def learning(runs: Sequence[Run]) -> list[Chart]:
+def learning(runs: Sequence[Run], *, without_loss: bool = False) -> list[Chart]:
     """A chart for every figure of the evaluations, and one for the learning rate."""
     figures = dict.fromkeys(name for run in runs for name in run.figures)
-    charts = [_figure(name, runs) for name in dict.fromkeys(["loss", *figures])]
+    names = [name for name in dict.fromkeys(["loss", *figures]) if not (without_loss and name == "loss")]
+    charts = [figure_chart(name, runs) for name in names]
     charts.append(Chart("learning rate", "As the schedule set it.", list(_across(runs, "lr", np.nanmedian))))
     return [chart for chart in charts if chart.traces]
 
 
-def _figure(name: str, runs: Sequence[Run]) -> Chart:
+def figure_chart(name: str, runs: Sequence[Run]) -> Chart:
+    """One figure of the mean model over time; with the loss in training, if it is the loss."""
     training = list(_across(runs, name, np.nanmean)) if name == "loss" else []
     traces = [trace | {"style": "faint", "name": "training"} for trace in training]
     splits = set()
@@ -37,6 +40,7 @@ def _figure(name: str, runs: Sequence[Run]) -> Chart:
     notes = ["Of the mean model"] if splits else []
     notes += ["diamonds: test"] if "test" in splits else []
     notes += ["faint: in training, mean over the learners"] if training else []
+    notes += ["triangles: events"] if any(run.events for run in runs) else []
     return Chart(name, "; ".join(notes) + ".", traces, logarithmic=name == "loss")
 
 
@@ -63,15 +67,33 @@ def agreement(runs: Sequence[Run]) -> list[Chart]:
 
 
 def marks(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Events to mark in the curves; empty if there are more than MOST_MARKS."""
-    found = []
+    """Events to mark in the curves. If there are many, events that are close in time share a mark."""
+    events = [
+        (number(row["elapsed_s"]), index, row)
+        for index, run in enumerate(runs)
+        for row in run.events
+        if math.isfinite(number(row.get("elapsed_s")))
+    ]
+    events.sort(key=lambda each: each[0])
+    many = len(events) > MOST_MARKS
+    apart_s = max((events[-1][0] - events[0][0]) * len(runs) / MOST_MARKS, 1e-9) if many else 0.0
+    found: list[dict[str, Any]] = []
     for index, run in enumerate(runs):
-        events = [row for row in run.events if math.isfinite(number(row.get("elapsed_s")))]
-        times = np.array([number(row["elapsed_s"]) for row in events])
-        for row, time, samples_seen in zip(events, times, run.samples_seen_at(times), strict=True):
-            x = {"time": rounded(time), "samples": rounded(samples_seen)}
-            found.append({"run": index, "colour": colour(index), "x": x, "text": event_text(row)})
-    return found if len(found) <= MOST_MARKS else []
+        shared: list[tuple[float, list[str]]] = []
+        for time, _, row in (each for each in events if each[1] == index):
+            if not shared or time - shared[-1][0] >= apart_s:
+                shared.append((time, []))
+            shared[-1][1].append(event_text(row))
+        times = np.array([time for time, _ in shared])
+        for (time, texts), samples_seen in zip(shared, run.samples_seen_at(times), strict=True):
+            x = {"time": rounded(time), "samples": rounded(float(samples_seen))}
+            found.append({"run": index, "colour": colour(index), "x": x, "text": _listed(texts)})
+    return found
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = len(texts) - MOST_NAMED
+    return "; ".join(texts[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _across(runs: Sequence[Run], name: str, summary: Callable[..., Any]) -> Iterator[Trace]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from roundelay.reports.pages.charts import colour
 from roundelay.reports.pages.formats import MISSING, config_value, count, duration, figure
+from roundelay.reports.pages.headline import same_loss
 from roundelay.reports.pages.markup import Html, join, tag
 from roundelay.reports.pages.run import SPLITS, Run
 from roundelay.reports.pages.time_series import number
@@ -33,7 +34,9 @@ def results(runs: Sequence[Run]) -> Html:
     """One row per run. The best value of a figure is marked if it is known whether less or more is better."""
     columns = [(split, name) for split in SPLITS for name in _figures(runs, split)]
     best = {column: _best([run.figure(*column) for run in runs], column[1]) for column in columns}
+    common = same_loss(runs)
     heads = ["run", "strategy", "topology", "learners", "state", "time", "samples", "samples/s"]
+    heads += [f"time to loss {figure(common.loss)}"] if common else []
     heads += [f"{split} {name}" for split, name in columns]
     rows = [
         tag(
@@ -41,10 +44,15 @@ def results(runs: Sequence[Run]) -> Html:
             tag("th", swatch(index), run.name, scope="row"),
             *(tag("td", text) for text in (config_value(run.config.get("strategy")), _topology(run))),
             _cell(number(run.size), count),
-            tag("td", state(run), class_=None if run.finished else "unfinished"),
+            tag("td", run.state, class_=None if run.finished else "unfinished"),
             _cell(run.elapsed_s, duration),
             _cell(run.samples, count),
             _cell(run.samples / run.elapsed_s if run.elapsed_s > 0 else math.nan, figure),
+            *(
+                [_cell(common.seconds[index], duration, best=common.seconds[index] == min(common.seconds))]
+                if common
+                else []
+            ),
             *(_cell(run.figure(*column), figure, best=run.figure(*column) == best[column]) for column in columns),
         )
         for index, run in enumerate(runs)
@@ -68,16 +76,6 @@ def _topology(run: Run) -> str:
     if run.config.get("strategy") is None:
         return MISSING
     return config_value(run.config.get("topology")) if has_topology(run) else "all learners"
-
-
-def state(run: Run) -> str:
-    """Whether a run has finished, and if not, how far it came."""
-    if run.finished:
-        return "finished"
-    if math.isnan(run.elapsed_s):
-        return "no figures yet"
-    part = "" if math.isnan(run.progress) else f"{run.progress:.0%} of its budget, "
-    return f"not finished: {part}last row after {duration(run.elapsed_s)}"
 
 
 def learners(run: Run) -> Html:

@@ -62,7 +62,7 @@ class TimeSeries:
             self._columns[name] = array("d", [math.nan]) * len(self)
         for name, column in self._columns.items():
             column.append(numbers.get(name, math.nan))
-        self.last = row
+        self.last = {**self.last, **row}  # the last row of a run has no speed and no loss of its own
 
     def _remove_after(self, samples_seen: float) -> None:
         while len(self) and self._columns["samples_seen"][-1] > samples_seen:

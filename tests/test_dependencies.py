@@ -1,4 +1,4 @@
-"""Training needs torch, numpy, safetensors and rich only; everything else is an extra that a message names."""
+"""Training needs torch, numpy, safetensors, rich and shtab only; everything else is an extra that a message names."""
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ def test_a_missing_extra_is_named_in_one_line(feature, says, tmp_path, monkeypat
     assert re.search(says, said)
 
 
-def test_the_dependencies_are_what_a_training_loop_imports():
+def test_the_dependencies_are_what_a_training_loop_and_the_command_line_import():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    assert [line.partition(">")[0] for line in project["dependencies"]] == ["numpy", "rich", "safetensors", "torch"]
+    names = [line.partition(">")[0] for line in project["dependencies"]]
+    assert names == ["numpy", "rich", "safetensors", "shtab", "torch"]

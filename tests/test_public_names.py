@@ -177,6 +177,7 @@ FLAGS = {
     "speech transcribe": ["RUN", "FILE", "--one-speaker", "--passes", "--json"],
     "speech align": ["RUN", "--corpus", "--out"],
     "reproduce": ["CLAIM", "--seeds", "--first-seed", "--out", "--json"],
+    "completion": ["SHELL"],
 }
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from roundelay.cli import main
-from roundelay.training import checkpoint, recipes
+from roundelay.training import checkpoint, recipe_files, recipes
 from roundelay.weights.serialization import read_state
 
 PATIENCE_S = 240.0
@@ -218,7 +218,7 @@ def test_a_graph_file_and_a_strategy_class_of_the_users_own_are_as_good_as_names
     assert "is for 4 learners, but there are 3" in ended.stderr
 
 
-@pytest.mark.parametrize("recipe", sorted(recipes.built_in()))
+@pytest.mark.parametrize("recipe", sorted(recipe_files.built_in()))
 def test_the_configuration_of_a_recipe_is_shown_without_its_data(recipe, monkeypatch, capsys):
     monkeypatch.delenv("ROUNDELAY_DATA", raising=False)
     assert main(["train", recipe, "--show-config"]) == 0

@@ -10,7 +10,8 @@ from roundelay.simulation.compute import constant
 from roundelay.simulation.network import Links
 from roundelay.simulation.recipe import SimulatedRun
 from roundelay.training import run_directory
-from roundelay.training.recipes import built_in, resolve, table_of
+from roundelay.training.recipe_files import built_in
+from roundelay.training.recipes import resolve, table_of
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 100
 

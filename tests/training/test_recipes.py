@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 
 from roundelay.errors import ConfigError
-from roundelay.training import recipes
+from roundelay.training import recipe_files, recipes
 from roundelay.training.config import Config
 
 TINY = "roundelay.training.tiny:Digits"
 
 
 def test_every_built_in_recipe_names_a_task_that_can_be_imported():
-    assert {"tiny", "an4", "an4/best"} <= recipes.built_in().keys()
-    for name, path in recipes.built_in().items():
+    assert {"tiny", "an4", "an4/best"} <= recipe_files.built_in().keys()
+    for name, path in recipe_files.built_in().items():
         recipes.task_class(recipes.read_toml(path)["task"])
         assert name in (path.parent.name, f"{path.parent.name}/{path.stem}")
 

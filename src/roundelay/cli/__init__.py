@@ -23,6 +23,7 @@ COMMANDS = {
     "bench": "measure the speed of every strategy on this machine, beside DDP and beside no communication",
     "chaos": "train while learners are killed, frozen and added, beside the same run undisturbed",
     "rendezvous": "run the server that learners on several machines connect to",
+    "completion": "print a script with which bash, zsh or fish complete commands, options and names",
     "speech": "prepare a speech corpus, transcribe audio, align phones and words",
 }
 RENAMED = {

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roundelay.errors import LaunchError, UsageError
+from roundelay.topology.registry import TOPOLOGIES
+from roundelay.training.recipe_files import built_in, summary
 
 if TYPE_CHECKING:
     from roundelay.cluster.connection_settings import ConnectionSettings
@@ -125,14 +128,15 @@ def _scaled(text: str, unit: str, scale: dict[str, float], wanted: str) -> float
     return value
 
 
+# The registry of strategies has these names, too. They stand here because the registry needs torch, which is slow to import.
+STRATEGIES = ("adpsgd", "dpsgd", "allreduce", "delay-by-one", "delay-by-one-gradients", "local-sgd")
 # Keys of the configuration that have an option of their own: option -> key, name of its value, help.
 _CONFIGURATION_OPTIONS = {
     "learners": ("learners", "N", "number of learners"),
     "strategy": (
         "strategy",
         "S",
-        "how learners average: adpsgd, dpsgd, allreduce, delay-by-one, delay-by-one-gradients, local-sgd, or "
-        "module:Class",
+        f"how learners average: {', '.join(STRATEGIES)}, or module:Class",
     ),
     "topology": (
         "topology",
@@ -151,10 +155,33 @@ _CONFIGURATION_OPTIONS = {
 }
 
 
+def add_recipe(parser: argparse.ArgumentParser, meaning: str, *, optional: bool) -> None:
+    """Declare the argument RECIPE, and list the built-in recipes at the end of the help."""
+    recipes = built_in()
+    known(parser.add_argument("recipe", metavar="RECIPE", nargs="?" if optional else None, help=meaning), recipes)
+    width = max(map(len, recipes)) + 4
+    listed = "\n".join(
+        textwrap.fill(_recipe_line(name, path, width), 78, subsequent_indent=" " * width)
+        for name, path in recipes.items()
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"built-in recipes:\n{listed}"
+
+
+def _recipe_line(name: str, path: Path, width: int) -> str:
+    return f"  {name}".ljust(width) + summary(path)
+
+
+def known(action: argparse.Action, names: Iterable[str]) -> None:
+    """Remember names that this argument may have, beside other values: shells complete them."""
+    action.known = tuple(names)  # type: ignore[attr-defined]
+
+
 def add_configuration(parser: argparse.ArgumentParser) -> None:
     """Declare the options that change a recipe's configuration."""
+    names = {"strategy": STRATEGIES, "topology": tuple(TOPOLOGIES)}
     for name, (_, metavar, meaning) in _CONFIGURATION_OPTIONS.items():
-        parser.add_argument(f"--{name}", metavar=metavar, help=meaning)
+        known(parser.add_argument(f"--{name}", metavar=metavar, help=meaning), names.get(name, ()))
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",

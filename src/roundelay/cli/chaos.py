@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from roundelay.cli.arguments import add_configuration, configured, dated_folder, positive_int
+from roundelay.cli.arguments import add_configuration, add_recipe, configured, dated_folder, positive_int
 from roundelay.errors import RoundelayError, UsageError
 
 FAULTS = ("kill", "freeze", "join")
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", nargs="?", help="as for `roundelay train`; not needed with --simulated")
+    add_recipe(parser, "as for `roundelay train`; not needed with --simulated", optional=True)
     add_configuration(parser)
     repeated: dict[str, Any] = {"action": "append", "default": []}
     add("--kill", metavar="LEARNER@TIME", **repeated, help="kill a learner TIME seconds after the first row of metrics")

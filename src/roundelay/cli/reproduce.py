@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from roundelay.cli.arguments import positive_int
+from roundelay.cli.arguments import known, positive_int
 from roundelay.cli.tables import new_table, say, show
 from roundelay.errors import UsageError, unknown
 
@@ -28,7 +28,7 @@ CLAIM_NAMES = ("mixing", "large-batches", "stragglers", "delay-by-one", "rate", 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("claims", nargs="*", metavar="CLAIM", help=f"{', '.join(CLAIM_NAMES)} (default: all)")
+    known(add("claims", nargs="*", metavar="CLAIM", help=f"{', '.join(CLAIM_NAMES)} (default: all)"), CLAIM_NAMES)
     add(
         "--seeds",
         type=positive_int,

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from roundelay.cli.arguments import (
     add_configuration,
+    add_recipe,
     bandwidth,
     configured,
     dated_folder,
@@ -33,7 +34,7 @@ STEP_S = 0.1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options: those of `roundelay train`, and those of the modelled cluster."""
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", help="a recipe, as for `roundelay train`")
+    add_recipe(parser, "a recipe, as for `roundelay train`", optional=False)
     add_configuration(parser)
     add("--step-time", type=duration, metavar="TIME", help=f"mean compute time of a step (default {STEP_S * 1e3:g}ms)")
     add("--step-spread", type=number, metavar="R", help="standard deviation of the step time / its mean (default 0)")

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from roundelay.cli.arguments import output_path, positive_int
+from roundelay.cli.arguments import known, output_path, positive_int
 from roundelay.cli.tables import new_table, say, show, text
 from roundelay.errors import MissingExtraError, TopologyError
 from roundelay.topology import TOPOLOGIES, Mixing, Spectrum, every, family, spectrum
@@ -30,12 +30,13 @@ COMPARED = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add(
+    name = add(
         "name",
         metavar="NAME",
         help=f"'compare' for all topologies; the name of one ({', '.join(TOPOLOGIES)}); a file with a mixing matrix "
         "(.npy, .csv) or a graph (.edgelist, .graphml); or module:function, where function(N) returns a Mixing",
     )
+    known(name, ("compare", *TOPOLOGIES))
     add("--learners", type=positive_int, metavar="N", help="number of learners; not needed with a file")
     add("--seed", type=int, default=0, metavar="S", help="seed of random topologies (default 0)")
     add(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from roundelay.cli.arguments import (
     add_configuration,
+    add_recipe,
     add_security,
     configured,
     connection_settings,
@@ -32,12 +33,8 @@ NEWEST = -1  # --resume without a number
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add(
-        "recipe",
-        metavar="RECIPE",
-        nargs="?",
-        help="a built-in recipe (tiny, ...), a .toml file, or a task as module:Class; not needed with --resume",
-    )
+    meaning = "a built-in recipe (see below), a .toml file, or a task as module:Class; not needed with --resume"
+    add_recipe(parser, meaning, optional=True)
     add_configuration(parser)
     add("--out", type=Path, metavar="DIR", help="the run's directory (default: runs/RECIPE-DATE-TIME)")
     add(

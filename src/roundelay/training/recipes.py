@@ -14,19 +14,10 @@ from roundelay.strategies.registry import takes_option
 from roundelay.topology.registry import named
 from roundelay.training.config import Config, with_settings
 from roundelay.training.config_table import assigned, read
+from roundelay.training.recipe_files import built_in
 
 if TYPE_CHECKING:
     from roundelay.training.task import Task
-
-_PACKAGED = Path(__file__).parents[1] / "recipes"  # in a wheel
-_SOURCE = Path(__file__).parents[3] / "recipes"  # in a clone
-
-
-def built_in() -> dict[str, Path]:
-    """The files of the built-in recipes by name: `an4` is an4/config.toml, `an4/best` is an4/best.toml."""
-    folder = _PACKAGED if _PACKAGED.is_dir() else _SOURCE
-    found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*.toml"))}
-    return {name.removesuffix("/config"): path for name, path in found.items()}
 
 
 def table_of(recipe: str) -> dict[str, Any]:

@@ -60,10 +60,10 @@ docs: $(READY)  ## build the documentation into site/
 	@echo "documentation: site/index.html"
 
 test: check docs  ## what CI runs: check, docs, and every test that is not slow
-	@$(BIN)/pytest -q -m "not slow and not gpu"
+	@$(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow and not gpu"
 
 test-all: check docs $(SLOW)  ## the same with the slow tests, and what they cover
-	@$(BIN)/pytest -q -m "not gpu" --cov
+	@$(BIN)/pytest -q -n 2 --dist loadgroup -m "not gpu" --cov
 
 pictures: $(READY)  ## draw the pictures of README and docs again
 	@$(BIN)/python tools/pictures.py

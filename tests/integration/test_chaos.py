@@ -33,6 +33,7 @@ def run_as_printed(command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_both_runs_and_the_printed_command_finishes_the_one_under_way(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--epochs", "8", "--slow", "0:10,1:10,2:10", "--kill", "2@60s", "--out", "my chaos"]

@@ -145,7 +145,11 @@ def mean_step_s(folder: Path, task: str, learners: int, factor: int, *words: str
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("strategy", "epochs"),
-    [("adpsgd", "2.3"), ("dpsgd", "0.7"), pytest.param("allreduce", "0.7", marks=pytest.mark.slow)],
+    [
+        ("adpsgd", "2.3"),
+        pytest.param("dpsgd", "0.7", marks=pytest.mark.slow),
+        pytest.param("allreduce", "0.7", marks=pytest.mark.slow),
+    ],
 )
 def test_slow_0_10_is_ten_times_slower_than_the_same_learner_unslowed(tmp_path, strategy, epochs):
     """Steps sleep for 50 ms, half of it for the data, so that the load of the machine hardly disturbs the comparison."""

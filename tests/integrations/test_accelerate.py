@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from regression import LEARNERS, dpsgd_by_matrix, in_turns, network, vector
+from integration_programs import torchrun, what_each_saw
+from regression import LEARNERS, LR, dpsgd_by_matrix, in_turns, network, vector
 from safetensors.torch import load_file
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not importlib.util.find_spec("accelerate"), reason="needs the 'accelerate' extra"),
 ]
-PROGRAM = Path(__file__).parent / "programs" / "accelerate_runs.py"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("accelerate")
-    ended = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(LEARNERS), str(PROGRAM), str(folder)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
+    torchrun("accelerate_runs.py", folder, page="accelerate")
     return folder
 
 
 @pytest.fixture(scope="module")
 def saw(folder):
-    return [torch.load(folder / f"saw {rank}.pt", weights_only=True) for rank in range(LEARNERS)]
+    return what_each_saw(folder, LEARNERS)
 
 
 @pytest.mark.parametrize("wrapped", [True, False], ids=["with DDP around", "without"])
@@ -48,6 +35,21 @@ def test_allreduce_equals_ddp(saw, accumulation, wrapped):
         ours, theirs = each[f"allreduce {accumulation} {wrapped}"], each[f"ddp {accumulation}"]
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     assert (saw[0]["ddp 1"] - saw[0]["ddp 2"]).abs().max() > 1e-3, "accumulation matters, or this would prove nothing"
+
+
+def test_no_sync_is_the_learners_so_gradients_are_reduced_once_a_step(saw):
+    """12 steps, or 6 with two batches each. Before the first one learners send the same few bytes."""
+    for wrapped in (True, False):
+        twelve, six = (saw[0][f"bytes allreduce {accumulation} {wrapped}"] for accumulation in (1, 2))
+        one = (twelve - six) / 6
+        assert one >= 4 * vector(network()).numel()
+        assert twelve - 12 * one == six - 6 * one < one
+
+
+def test_a_prepared_scheduler_steps_as_with_ddp(saw):
+    """Accelerate lets a scheduler step once for each process; the rate is halved after every 4 steps."""
+    for each in saw:
+        assert each["allreduce 1 True rate"] == each["ddp 1 rate"] == LR / 2**6
 
 
 def test_dpsgd_equals_the_matrix_recursion(saw):
@@ -80,4 +82,15 @@ def test_an_error_in_the_block_is_raised(saw):
 
 
 def test_other_engines_are_refused(saw):
-    assert saw[0]["refused"].startswith("Accelerate trains with DEEPSPEED, which owns the weights")
+    assert saw[0]["refused engine"].startswith(
+        "StrategyError: Accelerate trains with DEEPSPEED, which owns the weights"
+    )
+
+
+def test_a_script_whose_processes_accelerate_does_not_know_is_refused(saw):
+    for each in saw:  # a learner may hear it from the other one first
+        assert "LaunchError: Accelerate knows of 1 of the 2 learners. Start the script with" in each["refused launcher"]
+
+
+def test_the_script_of_the_page_saves_a_model(folder):
+    assert load_file(folder / "trained" / "model.safetensors")["0.weight"].shape == (16, 8)

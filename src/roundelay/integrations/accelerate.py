@@ -61,8 +61,9 @@ def check_processes(learner: Learner, processes: int, library: str) -> None:
     """Raise LaunchError if the library does not know of all learners: then each process would train on all samples."""
     if learner.transport.size != processes:
         raise LaunchError(
-            f"{library} knows of {processes} of the {learner.transport.size} learners; "
-            "start the script with torchrun or accelerate launch, not with roundelay launch"
+            f"{library} knows of {processes} of the {learner.transport.size} learners. Start the script with torchrun or "
+            "accelerate launch, not with roundelay launch. Without GPUs, say so: Accelerator(cpu=True), or "
+            "TrainingArguments(use_cpu=True)"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import runpy
 import sys
 from pathlib import Path
 
@@ -44,8 +45,18 @@ def trained(strategy=None, *, accumulation=1, wrapped=True, look=lambda accelera
                     scheduler.step()
                     optimizer.zero_grad()
         look(accelerator, learner, model)
+    SAW["rate"] = optimizer.param_groups[0]["lr"]
     accelerator.free_memory()
     return accelerator, model
+
+
+def counting(name):
+    """Notes the bytes that reductions have sent."""
+
+    def look(accelerator, learner, model) -> None:
+        SAW[name] = learner.metrics()["bytes_sent"]
+
+    return look
 
 
 def plain_dpsgd() -> None:
@@ -73,13 +84,41 @@ def plain_dpsgd() -> None:
     SAW["gradient after"] = torch.cat([weight.grad.flatten() for weight in model.parameters()])
 
 
+def refused() -> None:
+    """Another engine; and a script that roundelay launch has started, of whose processes Accelerate knows nothing."""
+    accelerator = Accelerator(cpu=True)
+    before = accelerator.distributed_type
+    for name, state in {
+        "engine": {"distributed_type": type(before).DEEPSPEED},
+        "launcher": {"distributed_type": before, "num_processes": 1},
+    }.items():
+        for key, value in state.items():
+            setattr(accelerator.state, key, value)
+        module = network()
+        try:
+            with averaging(accelerator, module, torch.optim.SGD(module.parameters(), lr=LR), roundelay.ADPSGD()):
+                pass
+        except roundelay.errors.RoundelayError as error:
+            SAW[f"refused {name}"] = f"{type(error).__name__}: {error}"
+
+
+def page() -> None:
+    """The complete script of the page, as written. It comes first, because Accelerate keeps the state that it makes."""
+    with contextlib.chdir(FOLDER):
+        runpy.run_path("train.py", run_name="__main__")
+
+
 def main() -> None:
+    page()
     for accumulation in (1, 2):
         _, model = trained(accumulation=accumulation)
-        SAW[f"ddp {accumulation}"] = vector(model)
+        SAW[f"ddp {accumulation}"], SAW[f"ddp {accumulation} rate"] = vector(model), SAW["rate"]
         for wrapped in (True, False):
-            _, model = trained(roundelay.Allreduce(), accumulation=accumulation, wrapped=wrapped)
-            SAW[f"allreduce {accumulation} {wrapped}"] = vector(model)
+            name = f"allreduce {accumulation} {wrapped}"
+            _, model = trained(
+                roundelay.Allreduce(), accumulation=accumulation, wrapped=wrapped, look=counting(f"bytes {name}")
+            )
+            SAW[name], SAW[f"{name} rate"] = vector(model), SAW["rate"]
     plain_dpsgd()
     _, model = trained(roundelay.ADPSGD(), accumulation=2)
     SAW["adpsgd"] = vector(model)
@@ -87,14 +126,8 @@ def main() -> None:
         trained(roundelay.ADPSGD(), look=lambda *_: 1 / 0)
     except ZeroDivisionError as error:
         SAW["raised"] = str(error)
-    accelerator = Accelerator(cpu=True)
-    accelerator.state.distributed_type = type(accelerator.distributed_type).DEEPSPEED
-    try:
-        with averaging(accelerator, network(), None, roundelay.ADPSGD()):
-            pass
-    except roundelay.StrategyError as error:
-        SAW["refused"] = str(error)
-    torch.save(SAW, FOLDER / f"saw {accelerator.process_index}.pt")
+    refused()
+    torch.save(SAW, FOLDER / f"saw {torch.distributed.get_rank()}.pt")
 
 
 if __name__ == "__main__":

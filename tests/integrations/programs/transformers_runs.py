@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import runpy
 import sys
+import time
 from pathlib import Path
+from unittest import mock
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -64,11 +68,25 @@ def vector(module) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in module.parameters() if weight.requires_grad]).clone()
 
 
+class Counting(RoundelayTrainer):
+    """Counts the bytes that learners send, from the first batch on."""
+
+    def training_step(self, *args, **kwargs):
+        if self.state.global_step == 0:
+            self.bytes_before = self.learner.metrics()["bytes_sent"]
+        return super().training_step(*args, **kwargs)
+
+    def _finalize_training(self, *args, **kwargs):
+        self.bytes_sent = self.learner.metrics()["bytes_sent"] - self.bytes_before
+        return super()._finalize_training(*args, **kwargs)
+
+
 def as_ddp() -> None:
-    for name, options in {"plain": {}, "accumulated": {"gradient_accumulation_steps": 2}}.items():
+    kinds = {"plain": {}, "accumulated": {"gradient_accumulation_steps": 2}, "bfloat16": {"bf16": True}}
+    for name, options in kinds.items():
         SAW[f"{name} ddp"] = vector(trained("ddp", **options).model)
-        trainer = trained("allreduce", roundelay.Allreduce(), **options)
-        SAW[f"{name} allreduce"] = vector(trainer.model)
+        trainer = trained("allreduce", roundelay.Allreduce(), kind=Counting, **options)
+        SAW[f"{name} allreduce"], SAW[f"{name} bytes"] = vector(trainer.model), trainer.bytes_sent
         SAW[f"{name} wrapped"] = trainer.model_wrapped is not trainer.model
 
 
@@ -103,6 +121,10 @@ def dpsgd() -> None:
     torch.manual_seed(9)
     trainer = trained("resumed", roundelay.DPSGD("ring"), resume=str(first), **options)
     SAW["resumed"], SAW["resumed steps"] = vector(trainer.model), trainer.state.global_step
+    trainer.accelerator.wait_for_everyone()
+    (first / f"learner-{trainer.args.process_index}.pt").unlink()
+    trainer = trained("resumed", roundelay.DPSGD("ring"), resume=str(first), **options)
+    SAW["resumed from the mean"] = vector(trainer.model)
 
 
 def best() -> None:
@@ -117,6 +139,9 @@ def best() -> None:
     SAW["best"], SAW["best checkpoint"] = vector(trainer.model), trainer.state.best_model_checkpoint
     SAW["best predicted"] = trainer.predict(samples()[:4]).metrics["test_loss"]
     trainer.save_model(str(FOLDER / "saved"))
+    with mock.patch("transformers.trainer.hf_api") as hub:
+        trainer.push_to_hub()
+    SAW["pushed"] = [call.kwargs["folder_path"] for call in hub().upload_folder.call_args_list]
 
 
 def adpsgd() -> None:
@@ -130,9 +155,15 @@ def adpsgd() -> None:
         """A user's own subclass."""
 
     class OwnAveraged(RoundelayMixin, Own):
-        pass
+        """Process 1 is slow."""
 
-    trainer = trained("adpsgd", roundelay.ADPSGD(), kind=OwnAveraged, gradient_accumulation_steps=2)
+        def training_step(self, *args, **kwargs):
+            time.sleep(0.05 * self.args.process_index)
+            SAW.setdefault("times", []).append(time.time())
+            return super().training_step(*args, **kwargs)
+
+    options = {"gradient_accumulation_steps": 2, "num_train_epochs": 1, "logging_steps": 2}
+    trainer = trained("adpsgd", roundelay.ADPSGD(), kind=OwnAveraged, **options)
     SAW["adpsgd"], SAW["adpsgd steps"] = vector(trainer.model), trainer.state.global_step
     SAW["logged"] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     module = model(peft=True)
@@ -142,6 +173,7 @@ def adpsgd() -> None:
     kept = [value for value in module.parameters() if not value.requires_grad]
     SAW["frozen kept"] = all(map(torch.equal, frozen, kept))
     SAW["told"] = [message for message in told if "average" in message]
+    SAW["peft bytes"] = trained("peft", roundelay.Allreduce(), model(peft=True), kind=Counting).bytes_sent
 
 
 def failing() -> None:
@@ -157,7 +189,13 @@ def failing() -> None:
         SAW["failure"] = f"{type(error).__name__}: {error}"
 
 
+def page() -> None:
+    """The complete script of the page, as written."""
+    with contextlib.chdir(FOLDER):
+        runpy.run_path("train.py", run_name="__main__")
+
+
 if __name__ == "__main__":
-    for run in (as_ddp, dpsgd, best, adpsgd, failing):
+    for run in (page, as_ddp, dpsgd, best, adpsgd, failing):
         run()
     torch.save(SAW, FOLDER / f"saw {torch.distributed.get_rank()}.pt")

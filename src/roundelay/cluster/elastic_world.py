@@ -17,6 +17,7 @@ from roundelay.cluster.rendezvous.formation import sentence
 from roundelay.cluster.rendezvous.members import RunSpec
 from roundelay.cluster.rendezvous.messages import Message
 from roundelay.cluster.rendezvous.server import RendezvousServer, open_listener
+from roundelay.cluster.rendezvous.session import RendezvousSession
 from roundelay.cluster.rendezvous.state import RendezvousState
 from roundelay.cluster.ticket import Ticket
 from roundelay.errors import LaunchError
@@ -30,6 +31,7 @@ JOINS = (
     "ROUNDELAY_JOINS"  # environment variable: 1 if the run must be under way, because this process was started again
 )
 HOST = "ROUNDELAY_HOST"  # environment variable: the interface to listen on; by default the one that leads to the rendezvous
+POLL_S = 0.02
 
 
 class Rendezvous:
@@ -143,6 +145,18 @@ def join(ticket: Ticket | str | None = None, learner: int | None = None) -> Worl
     except BaseException as error:
         client.close(f"{type(error).__name__}: {error}")
         raise
+
+
+def wait_for_next_run() -> None:
+    """Wait until all learners have left the run that ROUNDELAY_TICKET names; a learner that has finished calls this.
+
+    Learners leave one after the other. One that came back at once would join the old run, and not begin the next one with all.
+    """
+    ticket = Ticket.from_environment()
+    assert ticket is not None
+    with RendezvousSession(ticket.address, ticket.credentials()) as session:
+        while session.ask_for_info()["under_way"]:
+            time.sleep(POLL_S)
 
 
 def wanted_id() -> int | None:

@@ -105,7 +105,7 @@ def test_a_process_may_ask_what_learners_have_said_about_the_run():
     rendezvous.run["about"] = {"folder": "here"}
     rendezvous.register(0)
     rendezvous.state.handle(stranger, {"kind": "info", "request": 0})
-    assert stranger.of("reply")[0]["info"] == {"folder": "here", "run": "first", "waiting": ""}
+    assert stranger.of("reply")[0]["info"] == {"folder": "here", "run": "first", "waiting": "", "under_way": True}
 
 
 def test_a_silent_learner_is_dropped_and_the_others_receive_the_next_generation():

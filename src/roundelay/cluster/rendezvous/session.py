@@ -26,6 +26,7 @@ class RendezvousSession:
     Attributes:
         id: the id of the learner; None before a learner has registered over this connection.
         closed: whether `close` was called.
+        failed: whether `close` was called with a failure.
 
     Raises RendezvousLostError if the rendezvous cannot be reached, HandshakeError if it has another secret.
     """
@@ -33,7 +34,7 @@ class RendezvousSession:
     def __init__(self, address: Address, security: Security) -> None:
         self._address, self._security = address, security
         self.id: int | None = None
-        self.closed = False
+        self.closed = self.failed = False
         try:
             self._connection = ReconnectingConnection(self._connect, self._received, self._reconnected)
         except HandshakeError:
@@ -51,7 +52,7 @@ class RendezvousSession:
 
     def close(self, failure: str = "") -> None:
         """Leave the run and close the connection. An empty `failure` means that this learner has finished its part."""
-        self.closed = True
+        self.closed, self.failed = True, bool(failure)
         self._connection.close({"kind": "leave", "failure": failure})
 
     @property

@@ -48,9 +48,9 @@ class RendezvousState:
         """Process a message. Raises KeyError, TypeError or ValueError if it lacks a field or has a wrong one."""
         kind = message["kind"]
         if kind == "info":
-            Request.parsed(connection, -1, message).reply(
-                info=self._info | self._run.about | {"run": self._run.identity, "waiting": self._run.waiting()}
-            )
+            under_way = self._run.generation != NEVER_FORMED and not self._run.over
+            run = {"run": self._run.identity, "waiting": self._run.waiting(), "under_way": under_way}
+            Request.parsed(connection, -1, message).reply(info=self._info | self._run.about | run)
         elif kind == "process_died":
             if self._run.identity in ("", str(message["run"])):  # empty: no learner of the run has come yet
                 self.died(None, str(message["reason"]), str(message["process"]))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,10 @@ from roundelay.training import checkpoint, run_directory
 from roundelay.training.checkpoint import Checkpoint
 from roundelay.training.recipes import resolve, table_of
 from roundelay.training.supervisor import Supervisor
+from roundelay.training.verdict import Ending
 from roundelay.transport.security import Security
+
+LEFT = Ending(Path("elsewhere"), "a command", signal=None, stop_reason="", failed={}, learners=1, joined=True)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_a_prepared_ticket_changes_nothing_in_the_environment(tmp_path, monkeypa
     document = TICKET | PREPARED | {"security": TICKET["security"] | PREPARED}
     (tmp_path / run_directory.TICKET).write_text(json.dumps(document))
     before, started = dict(os.environ), []
-    monkeypatch.setattr(Supervisor, "run", lambda supervisor: started.append(supervisor) or 0)
+    monkeypatch.setattr(Supervisor, "run", lambda supervisor: started.append(supervisor) or LEFT)
     monkeypatch.setattr(RendezvousClient, "__init__", lambda *_, **__: None)
     monkeypatch.setattr(RendezvousClient, "ask_for_info", lambda _: {"folder": str(tmp_path), "run": "this one"})
     monkeypatch.setattr(RendezvousClient, "close", lambda *_: None)
@@ -108,7 +112,7 @@ def test_the_command_that_continues_a_run_is_accepted_as_printed(tmp_path, monke
     (tmp_path / "secret").write_text("5e" * 32)
     run_directory.begin(tmp_path / "begun", resolve(table_of("tiny")), "a test")
     started = []
-    monkeypatch.setattr(Supervisor, "run", lambda supervisor: started.append(supervisor) or 0)
+    monkeypatch.setattr(Supervisor, "run", lambda supervisor: started.append(supervisor) or LEFT)
     monkeypatch.setattr(RendezvousClient, "__init__", lambda *_, **__: None)
     monkeypatch.setattr(RendezvousClient, "ask_for_info", lambda _: {"run": "this one"})
     monkeypatch.setattr(RendezvousClient, "close", lambda *_: None)

@@ -68,8 +68,9 @@ def kill(process: subprocess.Popen[str]) -> None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
-    ended = train(folder, *RUN)
+    ended = train(folder, *RUN, "--json")
     assert ended.returncode == 0, ended.stderr
+    (folder / "said.json").write_text(ended.stdout)
     return folder
 
 
@@ -96,6 +97,7 @@ def test_a_finished_run_leaves_a_model_and_what_it_is_worth(whole):
     assert results["test"]["accuracy"] > 0.8
     assert (whole / "model.safetensors").exists()
     assert len(list((whole / "logs").glob("learner-*.log"))) == 4
+    assert json.loads((whole / "said.json").read_text()) == results | {"run": str(whole)}, "the command prints the same"
 
 
 def test_a_run_killed_in_the_middle_of_an_epoch_resumes_bit_identically(whole, killed, copy_of):
@@ -204,6 +206,8 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_a_command_that_runs_as_printe
     )
     assert ended.returncode == 0, ended.stderr
     assert json.loads((folder / "results.json").read_text())["finished"]
+    assert ended.stdout.startswith("mean model, valid: loss")
+    assert "finished in" in ended.stdout
 
 
 def test_a_graph_file_and_a_strategy_class_of_the_users_own_are_as_good_as_names(tmp_path, monkeypatch):

@@ -44,3 +44,13 @@ def test_without_a_signal_a_lost_learner_is_named(ending):
     said, code = replace(ending, signal=None, failed={3: "exit code 2: no space"}).verdict()
     assert "the run ended early: learner 3 was lost first (exit code 2: no space)" in said
     assert code == 1
+
+
+@pytest.mark.parametrize("way", ["exit code 1: KeyboardInterrupt", "killed by SIGINT"])
+def test_ctrl_c_before_training_began_is_no_error_and_says_whether_there_is_a_checkpoint(ending, tmp_path, way):
+    early = replace(ending, failed=dict.fromkeys("0123", way))
+    assert early.verdict() == ("stopped before training began; nothing was saved\n", 130)
+    (tmp_path / "checkpoints" / "100").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "100" / "manifest.json").touch()
+    said, _ = early.verdict()
+    assert said == f"stopped before training began; go on with:\n  {ending.command}\n"

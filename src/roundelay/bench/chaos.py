@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -176,7 +177,8 @@ def run_once(config: Config, faults: Sequence[Fault], folder: Path) -> dict[str,
     run_directory.begin(folder, config, "roundelay chaos")
     injector = FaultInjector(faults, folder / run_directory.METRICS)
     supervisor = Supervisor(config, folder, meanwhile=injector)
-    code = supervisor.run()
+    said, code = supervisor.run().verdict()
+    sys.stderr.write(said)
     if code > 128:
         raise KeyboardInterrupt
     harmed = [(at_s, fault.learner) for fault, at_s in injector.happened.items() if fault.kind != "join"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import os
 import shlex
 import sys
@@ -26,6 +27,7 @@ from roundelay.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from roundelay.training.config import Config
+    from roundelay.training.verdict import Ending
 
 NEWEST = -1  # --resume without a number
 
@@ -49,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rendezvous", metavar="HOST:PORT", help="the server of a run on several machines; see `roundelay rendezvous`")
     add("--here", type=positive_int, metavar="N", help="with --rendezvous: learners to start on this machine")
     add_security(parser)
+    add("--json", action="store_true", help="print the results as JSON; progress goes to stderr as always")
     add("--show-config", action="store_true", help="print the whole configuration as TOML, and start nothing")
 
 
@@ -92,11 +95,23 @@ def _supervise(config: Config, folder: Path, args: argparse.Namespace, lock: con
         if args.resume is None:
             print(f"run: {folder}", file=sys.stderr)
         again = run_directory.resume_command(folder, security_options(args))
-        return Supervisor(config, folder, resumed, settings=settings, resume_command=again).run()
+        return _tell(Supervisor(config, folder, resumed, settings=settings, resume_command=again).run(), args)
     learners, resumed = _learners_here(config, args), _share(config, folder, args, lock)
     options = ["--rendezvous", args.rendezvous, "--here", str(len(learners)), *security_options(args)]
     again = run_directory.resume_command(folder, options)
-    return Supervisor(config, folder, resumed, settings=settings, learners=learners, resume_command=again).run()
+    supervisor = Supervisor(config, folder, resumed, settings=settings, learners=learners, resume_command=again)
+    return _tell(supervisor.run(), args)
+
+
+def _tell(ending: Ending, args: argparse.Namespace) -> int:
+    """Print the results to stdout, or to stderr what stopped the run; returns the exit code."""
+    said, code = ending.verdict()
+    results = ending.results()
+    if code == 0 and args.json and results is not None:
+        print(json.dumps(results, indent=2))
+    else:
+        (sys.stderr if code or args.json else sys.stdout).write(said)
+    return code
 
 
 def _learners_here(config: Config, args: argparse.Namespace) -> list[int | None]:
@@ -154,7 +169,8 @@ def _join_run(args: argparse.Namespace) -> int:
     print(f"joining: {folder}", file=sys.stderr)
     out = [] if args.out is None else ["--out", str(args.out)]
     again = shlex.join(["roundelay", "train", "--join", args.join, *out, *security_options(args)])
-    return Supervisor(config, folder, settings=settings, learners=[None], joins=info["run"], resume_command=again).run()
+    supervisor = Supervisor(config, folder, settings=settings, learners=[None], joins=info["run"], resume_command=again)
+    return _tell(supervisor.run(), args)
 
 
 def _train_in_world(config: Config, folder: Path, args: argparse.Namespace, lock: contextlib.ExitStack) -> int:
@@ -163,6 +179,7 @@ def _train_in_world(config: Config, folder: Path, args: argparse.Namespace, lock
 
     from roundelay.cluster.environment import gather_bytes, init
     from roundelay.training import recipes, run_directory, worker
+    from roundelay.training.verdict import Ending
 
     if args.out is None:
         raise UsageError("under torchrun or Slurm --out must be given, so that all learners write to one run")
@@ -182,9 +199,11 @@ def _train_in_world(config: Config, folder: Path, args: argparse.Namespace, lock
         raise ConfigError(failed)
     received = gather_bytes(resume_at, 32)[0].rstrip(b"\0")
     finished = worker.train_in_world(config, folder, world, int(received) if received else None)
+    again = run_directory.resume_command(folder)
+    if world.rank == 0 and finished:
+        return _tell(Ending(folder, again, None, "", {}, world.size, joined=False), args)
     if world.rank == 0:
-        again = run_directory.resume_command(folder)
-        print(f"finished: {folder}" if finished else f"stopped and saved; go on with:\n  {again}", file=sys.stderr)
+        print(f"stopped and saved; go on with:\n  {again}", file=sys.stderr)
     return 0
 
 

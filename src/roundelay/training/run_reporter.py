@@ -34,6 +34,7 @@ class RunReporter(Reporter):
         self.events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.has_events = True
         self.stop_reason = ""
+        self._stopping = False
 
     def say(self, sentence: str) -> None:
         """Show a line above the table."""
@@ -44,11 +45,12 @@ class RunReporter(Reporter):
         how = process.how_it_ended()
         if process.learner is not None:
             self._display.gone(process.learner, how.partition(":")[0])
-        if not self.has_events:
+        if not self.has_events and not self._stopping:
             self.say(f"learner {process.label} died ({how})")
 
     def stopping(self) -> None:
-        """Say what happens now."""
+        """Say what happens now. From now on the end of a learner is no news."""
+        self._stopping = True
         self.say("stopping: every learner finishes its step and saves; press Ctrl-C again to kill them")
 
     def update(self, launcher: Launcher) -> None:
@@ -71,4 +73,5 @@ class RunReporter(Reporter):
             sink.close()
             if event["event"] == "stopping":
                 self.stop_reason = event["reason"]
-            self.say(sentence(event))
+            if not (self._stopping and event["event"] == "died"):
+                self.say(sentence(event))

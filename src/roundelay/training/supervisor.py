@@ -33,7 +33,7 @@ def identity_of(config: Config, folder: Path, resume_at: int | None) -> str:
 
 
 class Supervisor:
-    """Trains with the learners of this machine, shows their progress, and prints how the run ended.
+    """Trains with the learners of this machine, and shows their progress.
 
     Args:
         config: of the run, as it is in the run's directory.
@@ -64,18 +64,15 @@ class Supervisor:
         self._joins = joins
         self._resume_command = resume_command or run_directory.resume_command(folder)
 
-    def run(self) -> int:
-        """Run until all learners have ended. Returns the exit code.
-
-        It is 0 if the run was finished, 128 + the number of the signal if a signal stopped the run, and else 1.
-        """
+    def run(self) -> Ending:
+        """Run until all learners have ended; says how it ended."""
         with Display(self.folder / run_directory.METRICS, self.config.learners) as display:
             reporter = RunReporter(display, self.folder, self._meanwhile)
             with contextlib.closing(self._rendezvous(reporter)) as rendezvous:
                 launcher = Launcher(self._program(), rendezvous, self._learners, reporter=reporter)
                 launcher.run()
             reporter.show_events()
-        ending = Ending(
+        return Ending(
             self.folder,
             self._resume_command,
             launcher.signals[0] if launcher.signals else None,
@@ -85,9 +82,6 @@ class Supervisor:
             self._joins != "",
             launcher.lost_before_stop,
         )
-        said, code = ending.verdict()
-        sys.stderr.write(said)
-        return code
 
     def _rendezvous(self, reporter: RunReporter) -> Rendezvous | RemoteRendezvous:
         """Connect to the rendezvous of the run, or run it in this process, with a ticket for learners that join later."""

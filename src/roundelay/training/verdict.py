@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from roundelay.cluster.rendezvous.messages import Message
 from roundelay.training import run_directory
@@ -38,7 +39,7 @@ class Ending:
 
     def verdict(self) -> tuple[str, int]:
         """The last lines, and the exit code: 0 if the run was finished, 128 + the number of the signal, and else 1."""
-        finished = (self.folder / run_directory.RESULTS).exists()
+        finished = self.results() is not None
         code = 1 if self.signal is None else 128 + self.signal
         if finished and len(self.failed) < self.learners:
             return self._summary(), 0
@@ -54,7 +55,20 @@ class Ending:
         if self.signal is not None and self.failed.keys() <= self.lost_before_stop and len(self.failed) < self.learners:
             lost = "".join(f"learner {learner} was lost before ({self.failed[learner]})\n" for learner in self.failed)
             return f"{lost}stopped and saved; go on with:\n  {self.command}\n", code
+        if self.signal is not None and self._interrupted():
+            again = f"go on with:\n  {self.command}\n" if self._saved() else "nothing was saved\n"
+            return f"stopped before training began; {again}", code
         return self._ended_early(), code
+
+    def results(self) -> dict[str, Any] | None:
+        """What the run has found; None if it is not finished."""
+        path = self.folder / run_directory.RESULTS
+        return json.loads(path.read_text()) | {"run": str(self.folder)} if path.exists() else None
+
+    def _interrupted(self) -> bool:
+        """Whether the signal came before the learners were ready to stop and save at one."""
+        ways = ("KeyboardInterrupt", "SIGINT", "SIGTERM")
+        return all(any(way in reason for way in ways) for reason in self.failed.values())
 
     def _saved(self) -> bool:
         return any((self.folder / "checkpoints").glob("*/manifest.json"))
@@ -68,7 +82,8 @@ class Ending:
         return lines
 
     def _summary(self) -> str:
-        results = json.loads((self.folder / run_directory.RESULTS).read_text())
+        results = self.results()
+        assert results is not None
         lines = []
         for split in ("valid", "test"):
             figures = ", ".join(f"{name} {value:.4f}" for name, value in results[split].items())

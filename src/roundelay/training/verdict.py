@@ -76,7 +76,8 @@ class Ending:
     def _ended_early(self) -> str:
         first = next(iter(self.failed), None)
         why = "no learner finished it" if first is None else f"learner {first} was lost first ({self.failed[first]})"
-        lines = f"roundelay: error: the run ended early: {why}; logs are in '{self.folder / 'logs'}'\n"
+        lines = "" if first is None else _traceback(self.folder / "logs" / f"learner-{first}.log")
+        lines += f"roundelay: error: the run ended early: {why}; logs are in '{self.folder / 'logs'}'\n"
         if self._saved():
             lines += f"go on from the last checkpoint with:\n  {self.command}\n"
         return lines
@@ -96,6 +97,13 @@ class Ending:
             lines.append(f"{count} problems with the data, one line each: '{problems}'")
         lines.append(f"finished in {results['elapsed_s']:.1f} s: {self.folder / run_directory.MODEL}")
         return "\n".join(lines) + "\n"
+
+
+def _traceback(log: Path) -> str:
+    """The last traceback in the log of a learner; empty if there is none."""
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    _, begin, last = text.rpartition("Traceback (most recent call last):\n")
+    return begin + last
 
 
 def sentence(event: Message) -> str:

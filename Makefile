@@ -1,6 +1,7 @@
 # Everything starts here; each target sets up .venv by itself. On a fresh machine: make demo, make test.
 PYTHON ?= python3
 BIN := .venv/bin
+DEMO := .venv/.demo
 READY := .venv/.ready
 INTEGRATIONS := .venv/.integrations
 SLOW := .venv/.slow
@@ -17,9 +18,13 @@ help:  ## list the targets
 
 setup: $(READY)  ## the virtual environment .venv, with everything below installed
 
+$(DEMO): pyproject.toml constraints.txt tools/set-up
+	@PYTHON=$(PYTHON) tools/set-up demo
+	@touch $@
+
 $(READY): pyproject.toml constraints.txt tools/set-up
 	@PYTHON=$(PYTHON) tools/set-up
-	@touch $@
+	@touch $@ $(DEMO)
 
 $(INTEGRATIONS): $(READY)
 	@tools/set-up integrations
@@ -29,7 +34,7 @@ $(SLOW): $(INTEGRATIONS)
 	@tools/set-up slow
 	@touch $@
 
-demo: $(READY)  ## see it work: speech made here, learnt by four learners and recognised in new voices; then a straggler
+demo: $(DEMO)  ## see it work: speech made here, learnt by four learners and recognised in new voices; then a straggler
 	@mkdir -p out && rm -rf out/speech out/allreduce out/adpsgd
 	@echo "1. Half an hour of speech, made on this machine. The voices of valid and test are heard nowhere in training."
 	@$(BIN)/roundelay speech corpus synth
@@ -39,15 +44,16 @@ demo: $(READY)  ## see it work: speech made here, learnt by four learners and re
 	@echo
 	@echo "3. Their mean model recognises the voices that it never heard."
 	@$(BIN)/roundelay evaluate out/speech
+	@$(BIN)/roundelay report out/speech --out out/speech.html
 	@echo
 	@echo "4. One learner ten times slower, on digits: first as DDP does it (everyone waits), then asynchronously."
-	@$(BIN)/roundelay train tiny --epochs 10 --strategy allreduce --slow 0:10 --out out/allreduce
-	@$(BIN)/roundelay train tiny --epochs 10 --strategy adpsgd --slow 0:10 --out out/adpsgd
-	@$(BIN)/roundelay report out/speech --out out/speech.html
+	@$(BIN)/roundelay train tiny --strategy allreduce --slow 0:10 --out out/allreduce
+	@$(BIN)/roundelay train tiny --strategy adpsgd --slow 0:10 --out out/adpsgd
+	@echo
 	@$(BIN)/roundelay report out/allreduce out/adpsgd --out out/stragglers.html
 	@echo
 	@echo "Open in a browser: out/speech.html (the run), out/stragglers.html (both ways side by side)."
-	@echo "Now try: $(BIN)/roundelay speech transcribe out/speech YOUR.wav"
+	@echo "Go on with the README's \"Run it\"; its commands work after: source .venv/bin/activate"
 
 check: $(READY) $(INTEGRATIONS)  ## format, lint, types, layers
 	@$(BIN)/ruff format --check --quiet .

@@ -61,7 +61,9 @@ def test_ctrl_c_before_training_began_is_no_error_and_says_whether_there_is_a_ch
 def test_the_traceback_of_the_first_learner_that_was_lost_comes_first_and_once(ending, tmp_path):
     (tmp_path / "logs").mkdir()
     for learner in "13":
-        (tmp_path / "logs" / f"learner-{learner}.log").write_text(f"begins\n{TRACEBACK}ZeroDivisionError: of {learner}\n")
+        (tmp_path / "logs" / f"learner-{learner}.log").write_text(
+            f"begins\n{TRACEBACK}ZeroDivisionError: of {learner}\n"
+        )
     failed = dict.fromkeys("13", "exit code 1: ZeroDivisionError")
     said, _ = replace(ending, signal=None, failed=failed).verdict()
     assert said.startswith(f"{TRACEBACK}ZeroDivisionError: of 1\nroundelay: error: the run ended early: learner 1")

@@ -130,9 +130,38 @@ def test_two_machines_are_joined_by_a_link_of_the_given_rate_and_are_gone_afterw
             subprocess.run(second.command([sys.executable, "-c", code]), check=True, timeout=60)
             rate_mbit = float(receiver.stdout.readline())
     assert rate_mbit == pytest.approx(19, rel=0.2)
+    assert not {first.name, second.name} & set(machine_names())
+
+
+KILLED = """
+import os, signal, subprocess, sys
+from roundelay.bench import namespaces
+with namespaces.machines(2) as (first, second):
+    subprocess.Popen(first.command(["sh", "-c", "echo started; sleep 100"]), stdout=sys.stdout)
+    print(first.name, second.name, flush=True)
+    sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@may_make_namespaces
+def test_a_killed_benchmark_leaves_no_process_and_its_machines_are_removed_at_the_next_start():
+    command = [sys.executable, "-c", KILLED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as killed:
+        lines = [killed.stdout.readline() for _ in range(2)]
+        killed.stdin.write("\n")
+        killed.stdin.close()
+        assert killed.stdout.read() == ""  # ends when the last process that has the pipe has ended
+    (names,) = (line.split() for line in lines if line != "started\n")
+    assert set(names) <= set(machine_names())
+    with namespaces.machines(1) as (machine,):
+        assert not set(names) & set(machine_names())
+        assert machine.name in machine_names()
+
+
+def machine_names():
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    assert first.name not in listed
-    assert second.name not in listed
+    return [line.split()[0] for line in listed.splitlines()]
 
 
 @may_make_namespaces

@@ -18,7 +18,9 @@ import roundelay
 
 options = argparse.ArgumentParser()
 options.add_argument("--epochs", type=int, default=4)
-options.add_argument("--pause", type=float, default=0.0, help="seconds to sleep in each step, as if the model were larger")
+options.add_argument(
+    "--pause", type=float, default=0.0, help="seconds to sleep in each step, as if the model were larger"
+)
 options.add_argument("--strategy", default="ADPSGD", choices=["ADPSGD", "DPSGD", "Allreduce", "DelayByOne"])
 args = options.parse_args()
 

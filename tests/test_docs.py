@@ -20,11 +20,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from commands import Command
 
 from roundelay.cli import main
 from roundelay.training import recipes
 from roundelay.training.task import Task
-from tests.support.commands import Command
 
 ROOT = Path(__file__).parents[1]
 TOP_PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")]

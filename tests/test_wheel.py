@@ -25,7 +25,9 @@ def run(*words: str | Path, cwd: Path) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)  # sdist, then wheel from it
+    run(
+        sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder
+    )  # sdist, then wheel from it
     (built,) = folder.glob("*.whl")
     return built
 

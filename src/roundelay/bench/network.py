@@ -17,6 +17,7 @@ from roundelay.bench.local import running
 from roundelay.bench.namespaces import INTERFACE, Machine, machines, shape
 from roundelay.errors import RoundelayError
 from roundelay.language.text import find_text
+from roundelay.strategies import registry
 
 PORT = 29400
 EVALUATED_PIECES = 200  # of the validation text
@@ -82,7 +83,7 @@ class Settings:
     def case(self, strategy: Strategy) -> dict[str, Any]:
         """As the workers take it."""
         options, seconds = dict(strategy.options), self.seconds
-        if strategy.name == "local-sgd":
+        if strategy.name in registry.STRATEGIES and registry.takes_option(strategy.name, "every"):
             options["every"] = self.every
             if self.compute == "emulated":
                 seconds = max(seconds, ROUNDS * self.every * self.step_s)

@@ -116,6 +116,7 @@ FLAGS = {
         "--every",
         "--slow",
         "--seconds",
+        "--into",
         "--plot",
         "--json",
     ],

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import traceback
 
-from roundelay.errors import RoundelayError
+from roundelay.errors import RoundelayError, described
 
 
 def is_path(text: str) -> bool:
@@ -34,6 +35,16 @@ def load(path: str, what: str, error: type[RoundelayError]) -> object:
             f"cannot import the {what} '{path}': {reason}; modules are looked for in the working directory and among "
             "installed packages"
         ) from reason
+    except Exception as reason:  # an error in the user's own module
+        raise error(f"cannot import the {what} '{path}': {described(reason)} ({place(reason)})") from reason
     if not hasattr(module, name):
         raise error(f"the module '{module_name}' has no '{name}'")
     return getattr(module, name)
+
+
+def place(error: BaseException) -> str:
+    """The file and the line of a user's code that raised `error`."""
+    if isinstance(error, SyntaxError):  # raised by the import, and names the place itself
+        return f"{error.filename}, line {error.lineno}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}, line {last.lineno}"

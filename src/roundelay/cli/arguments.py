@@ -62,6 +62,14 @@ def output_path(text: str, endings: Sequence[str] = PICTURES) -> Path:
     return path
 
 
+def make_folder(folder: Path, option: str) -> None:
+    """Make the folder that an option names, and its parents. Raises UsageError if that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder '{folder}': {error.strerror}; choose another {option}") from None
+
+
 def byte_count(text: str) -> float:
     """Bytes with an optional decimal prefix: 165MB, 4G, 1000.
 
@@ -241,7 +249,7 @@ def add_security(parser: argparse.ArgumentParser) -> None:
     add(
         "--open-collectives",
         action="store_true",
-        help="allow collectives, which have no authentication, on that interface; adpsgd needs none",
+        help="allow collectives, which have no authentication, on that interface; adpsgd and local-sgd need none",
     )
 
 
@@ -297,6 +305,8 @@ def _security(args: argparse.Namespace) -> Security | None:
         return Security.from_environment()
     try:
         text = args.secret_file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read --secret-file '{args.secret_file}': {error}") from None
-    return Security.from_environment(dict(os.environ) | {SECRET: text})
+    except OSError as error:
+        raise UsageError(f"cannot read --secret-file '{args.secret_file}': {error.strerror}") from None
+    except UnicodeDecodeError:
+        text = ""
+    return Security.from_environment(dict(os.environ) | {SECRET: text}, f"the secret in '{args.secret_file}'")

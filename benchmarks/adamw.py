@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from roundelay.language.gpt import GPT
-from roundelay.language.text import Text
+from roundelay.language.text import Text, read_text
 from roundelay.topology import named
 
 STRATEGIES = ("ddp", "averaging", "dpsgd", "adpsgd")
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    text = Text.read(args.data)
+    text = Text.of(read_text(args.data))
     for seed in args.seeds:
         for strategy in args.strategies:
             begin = time.process_time()

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
 from roundelay.language.gpt import GPT
-from roundelay.language.text import Text
+from roundelay.language.text import Text, read_text
 from roundelay.topology import named
 
 BETA1, BETA2, EPS, DECAY, CLIP = 0.9, 0.999, 1e-8, 0.1, 1.0
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--corrections", nargs="+", default=list(CORRECTIONS), choices=CORRECTIONS)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    text = Text.read(args.text)
+    text = Text.of(read_text(args.text))
     for seed in args.seeds:
         for name in ("ddp", *args.corrections):
             began, run = time.perf_counter(), Run(text, args.learners, args, seed)

@@ -117,6 +117,7 @@ FLAGS = {
         "--every",
         "--slow",
         "--seconds",
+        "--into",
         "--plot",
         "--json",
     ],

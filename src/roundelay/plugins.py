@@ -36,15 +36,15 @@ def load(path: str, what: str, error: type[RoundelayError]) -> object:
             "installed packages"
         ) from reason
     except Exception as reason:  # an error in the user's own module
-        raise error(f"cannot import the {what} '{path}': {described(reason)} ({place(reason)})") from reason
+        raise error(f"cannot import the {what} '{path}': {located(reason)}") from reason
     if not hasattr(module, name):
         raise error(f"the module '{module_name}' has no '{name}'")
     return getattr(module, name)
 
 
-def place(error: BaseException) -> str:
-    """The file and the line of a user's code that raised `error`."""
-    if isinstance(error, SyntaxError):  # raised by the import, and names the place itself
-        return f"{error.filename}, line {error.lineno}"
+def located(error: BaseException) -> str:
+    """The kind and the message of an error in a user's code, with the file and the line that raised it."""
+    if isinstance(error, SyntaxError):  # its message has both
+        return described(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{last.filename}, line {last.lineno}"
+    return f"{described(error)} ({last.filename}, line {last.lineno})"

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from roundelay.bench import speech
 from roundelay.speech import prepare
 from roundelay.speech.recognise import Recogniser
 from roundelay.training.run_result import RunResult
@@ -41,3 +42,8 @@ def test_align_refuses_its_folder_before_it_aligns(mistake, monkeypatch, tmp_pat
     monkeypatch.setattr(prepare, "corpus_of", lambda config: [])
     (tmp_path / "file").touch()
     assert "choose another --out" in mistake("speech", "align", str(tmp_path), "--out", str(tmp_path / "file"))
+
+
+def test_bench_speech_refuses_a_folder_without_a_run_before_it_measures(mistake, monkeypatch, tmp_path):
+    monkeypatch.setattr(speech, "measure", lambda *settings: pytest.fail("measured first"))
+    assert "holds no run" in mistake("bench", "speech", "--run", str(tmp_path))

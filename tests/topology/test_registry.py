@@ -66,7 +66,7 @@ def test_a_family_that_cannot_be_says_why(topology, words):
     ("code", "words"),
     [
         ("def graph(size):\n    raise ValueError('no')\n", r"failed for 4 learners: ValueError: no \(.*py, line 2\)"),
-        ("def (\n", r"cannot import the topology .*SyntaxError: .*py, line 1\)"),
+        ("def (\n", r"cannot import the topology .*SyntaxError: invalid syntax .*py, line 1\)"),
         ("x = 1\n1 / 0\n", r"cannot import the topology .*ZeroDivisionError: .*py, line 2\)"),
     ],
     ids=["raises", "syntax", "import"],

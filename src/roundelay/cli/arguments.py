@@ -53,12 +53,22 @@ def parameter_count(text: str) -> int:
 
 
 def output_path(text: str, endings: Sequence[str] = PICTURES) -> Path:
-    """The path of a file to write, by default of a picture. Its folder must exist."""
+    """The path of a file to write, by default of a picture. Its folder must exist.
+
+    The file is opened, so that a long computation does not end with a result that cannot be written.
+    """
     path = Path(text)
     if path.suffix not in endings:
         raise argparse.ArgumentTypeError(f"needs a file name that ends in {', '.join(endings)}, got '{text}'")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"cannot write '{text}': there is no folder '{path.parent}'; make it first")
+    existed = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot write '{text}': {error.strerror}; choose another file") from None
+    if not existed:
+        path.unlink()
     return path
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from roundelay import plugins
-from roundelay.errors import RoundelayError, TopologyError, described, unknown
+from roundelay.errors import RoundelayError, TopologyError, unknown
 from roundelay.topology import graphs
 from roundelay.topology.base_graph import base_graph
 from roundelay.topology.files import READERS, mixing_from_file
@@ -139,7 +139,7 @@ class FromPlugin:
             raise
         except Exception as error:  # an error in the user's own function
             raise TopologyError(
-                f"the topology '{self.path}' failed for {size} learners: {described(error)} ({plugins.place(error)})"
+                f"the topology '{self.path}' failed for {size} learners: {plugins.located(error)}"
             ) from error
         if not isinstance(mixing, Mixing) or mixing.size != size:
             raise TopologyError(f"the topology '{self.path}' must return a Mixing of {size} learners, got {mixing!r}")

@@ -143,7 +143,7 @@ def test_three_learners_go_on_where_four_were(killed, copy_of):
             "the run has optimizer.name sgd, and its checkpoints have no state for adam; go on",
         ),
         (["--set", "settings.hidden=99"], "weight '0.weight' has shape (99, 64), and the checkpoint has (128, 64)"),
-        (["--epochs", "1"], "epochs, more than 1; set at least so many"),
+        (["--epochs", "1"], "epochs, more than 1; set budget.epochs to at least"),
     ],
 )
 def test_a_change_that_does_not_fit_the_checkpoint_is_refused_and_changes_nothing(

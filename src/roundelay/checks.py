@@ -34,7 +34,7 @@ def check_strategy(strategy: Strategy, shards: ShardGroup | None) -> None:
     if shards is not None and strategy.reduces_gradients:
         raise StrategyError(
             f"{type(strategy).__name__} reduces gradients, which FSDP2 does itself: fully_shard on a mesh of two dimensions "
-            "(HSDP) is an allreduce between nodes. Use DPSGD, ADPSGD or DelayByOne, which average weights"
+            "(HSDP) is an allreduce between nodes. Use ADPSGD, DPSGD, LocalSGD or DelayByOne, which average weights"
         )
     strategy.rounds_by_step = shards is not None
 

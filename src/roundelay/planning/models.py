@@ -14,7 +14,7 @@ from roundelay.topology.cayley import CayleyMixing
 from roundelay.topology.mixing import SAMPLED_ROUNDS, Array, Mixing, RelabelledMixing
 from roundelay.topology.spectrum import stationary_variance
 
-PAIR_WEIGHT = 1 / 3  # as in strategies/pair_average.py, which imports torch; a test compares the two
+PAIR_WEIGHT = 1 / 3  # as in strategies/pair_exchange.py, which imports torch; a test compares the two
 
 
 @dataclass(frozen=True)

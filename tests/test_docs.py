@@ -119,6 +119,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     np.save("weights.npy", np.full((4, 4), 0.25))
     Path("cluster.graphml").write_text(GRAPHML)
     Path("shortcut.edgelist").write_text("0 1\n1 2\n2 3\n3 0\n0 2\n")
+    Path("train.py").write_text("")
     Path("secret").write_text("0123456789abcdef" * 4)
     Path("out").mkdir()
     with mock.patch.dict(os.environ), mock.patch.object(sys, "path", [*sys.path]):

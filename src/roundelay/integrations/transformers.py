@@ -18,16 +18,17 @@ import torch
 from torch import Tensor
 
 from roundelay.errors import MissingExtraError, StrategyError
-from roundelay.integrations.accelerate import ENGINES, check_processes, replaced
-from roundelay.integrations.learner_state import learner_state, resume
-from roundelay.learner import Learner
-from roundelay.strategies.base import Strategy
-from roundelay.strategies.registry import strategy_named
 
 try:
     from transformers import Trainer
 except ImportError as error:
     raise MissingExtraError("training with Hugging Face's Trainer", "transformers") from error
+
+from roundelay.integrations.accelerate import ENGINES, check_processes, replaced
+from roundelay.integrations.learner_state import learner_state, resume
+from roundelay.learner import Learner
+from roundelay.strategies.base import Strategy
+from roundelay.strategies.registry import strategy_named
 
 log = logging.getLogger("roundelay")
 

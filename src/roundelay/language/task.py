@@ -22,7 +22,7 @@ SAMPLE_LENGTH = 400  # characters
 
 @dataclass(frozen=True)
 class CharactersConfig(TaskConfig):
-    """Settings of `Characters`. With 12 layers of width 768 the model is as large as GPT-2 (85 million parameters and more).
+    """Settings of `Characters`. 12 layers of width 768 are those of GPT-2: 85 million parameters without its vocabulary.
 
     Attributes:
         data: a text file, or a folder with shakespeare.txt; empty: $ROUNDELAY_DATA.

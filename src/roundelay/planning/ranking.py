@@ -19,7 +19,7 @@ DRIFTING = "; replicas drift apart"
 
 LEFT_OUT = (
     "Left out: contention beyond the machines' own links, copying and averaging weights, data loading, failures, the "
-    "lower efficiency of small batches, and how spread and staleness act on your loss; measure with `roundelay bench`."
+    "lower efficiency of small batches, and how spread and staleness act on your loss; measure with `roundelay bench throughput`."
 )
 
 

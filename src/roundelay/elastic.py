@@ -8,7 +8,6 @@ to be used by all.
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from roundelay import waiting
 from roundelay.cluster.endpoint import Endpoint
 from roundelay.cluster.membership import Address, Membership, View
 from roundelay.cluster.rendezvous.client import RendezvousClient
@@ -271,7 +271,7 @@ class ElasticGroup:
             if not said:
                 said = True
                 log.warning("learner %d cannot reach learners %s, and tries again until it can", self.id, cut_off)
-            time.sleep(RETRY_S)
+            waiting.sleep(RETRY_S)
             self.rejoin()
 
     # While it trains ------------------------------------------------------------------------------------------------------------

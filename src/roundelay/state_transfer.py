@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from concurrent.futures import wait
 
+from roundelay import waiting
 from roundelay.cluster.membership import Membership
 from roundelay.errors import LaunchError, PeerLostError
 from roundelay.meeting import Progress, with_weights
@@ -21,8 +22,10 @@ def take_mean(learner: int, state: TrainingState, transport: Transport, membersh
     """
     others = _nearest(learner, membership)
     for donors in (others[:DONORS], *([other] for other in others[DONORS:])):
-        fetched = wait([transport.fetch(donor) for donor in donors]).done
-        states = [each.result() for each in fetched if not isinstance(each.exception(), PeerLostError)]
+        states = []
+        for fetched in [transport.fetch(donor) for donor in donors]:
+            with contextlib.suppress(PeerLostError):
+                states.append(waiting.result(fetched))
         if states:
             state.load_mean(states)
             return
@@ -48,7 +51,7 @@ def take_newest(
     behind = needs_equal_weights and own.weight_steps < most
     if learner == source or (own.ready and not behind):
         return False
-    state.load_mean([transport.fetch(source).result()])
+    state.load_mean([waiting.result(transport.fetch(source))])
     return True
 
 

@@ -6,12 +6,16 @@ import argparse
 import functools
 import json
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from roundelay.cli.arguments import add_configuration, add_recipe, configured, dated_folder, positive_int
 from roundelay.errors import RoundelayError, UsageError
+
+if TYPE_CHECKING:
+    from roundelay.simulation.fault_schedule import Schedule
 
 FAULTS = ("kill", "freeze", "join")
 Result = TypeVar("Result")
@@ -67,27 +71,43 @@ def _simulate(args: argparse.Namespace) -> int:
     """Run fault schedules on the virtual clock until one breaks an invariant; then print the smallest such schedule."""
     import torch
 
-    from roundelay.simulation.faults import INVARIANTS, FaultWorld, Schedule, shrunk
+    from roundelay.simulation.fault_schedule import Schedule
+    from roundelay.simulation.fault_world import FaultWorld
+    from roundelay.simulation.invariants import INVARIANTS
 
     if args.recipe is not None or args.kill or args.freeze or args.join or not (args.seed or "0").isdecimal():
         raise UsageError("--simulated draws its learners and faults from --seed S, a whole number; leave out the rest")
     torch.set_num_threads(1)
     seeds = range(int(args.seed or 0), int(args.seed or 0) + (args.schedules or 100))
-    faults = 0
+    faults, began = 0, time.perf_counter()
     for seed in seeds:
         schedule = Schedule.drawn(seed)
         faults += len(schedule.faults)
         if violations := _quietly(FaultWorld(schedule).run):
-            for violation in violations:
-                print(violation)
-            print(f"schedule: {_quietly(functools.partial(shrunk, schedule))}")
+            _print_violations(schedule, violations)
             raise RoundelayError(
                 f"seed {seed} breaks an invariant; replay it with: roundelay chaos --simulated --schedules 1 --seed {seed}"
             )
-    print(f"{len(seeds)} schedules (seeds {seeds[0]} to {seeds[-1]}) with {faults} faults; in each of them:")
+    pace = len(seeds) / (time.perf_counter() - began) * 60
+    print(
+        f"{len(seeds)} schedules (seeds {seeds[0]} to {seeds[-1]}) with {faults} faults, {pace:,.0f} a minute; in each:"
+    )
     for name, meaning in INVARIANTS.items():
         print(f"  {name}: {meaning}")
     return 0
+
+
+def _print_violations(schedule: Schedule, violations: list[str]) -> None:
+    """Print what was found, the smallest schedule that still has it, and its timeline."""
+    from roundelay.simulation.fault_world import FaultWorld, shrunk, timeline
+
+    for violation in violations:
+        print(violation)
+    smallest = _quietly(functools.partial(shrunk, schedule))
+    world = FaultWorld(smallest)
+    _quietly(world.run)
+    print(f"schedule: {smallest}")
+    print(timeline(world))
 
 
 def _quietly(work: Callable[[], Result]) -> Result:

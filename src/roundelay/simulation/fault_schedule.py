@@ -47,6 +47,8 @@ KINDS = {
     "rendezvous": "the rendezvous dies, and comes back with an empty memory",
 }
 LASTING = {"restart", "freeze", "slow", "cut", "one-way", "partition", "delay", "rendezvous"}
+UNNOTICED = {"kill", "restart", "freeze", "partition"}
+REGISTERED_S = 3.0  # all learners have registered
 HARMLESS = {"join", "slow", "delay", "leave"}  # no learner is lost, and no exchange fails
 
 
@@ -88,7 +90,7 @@ class Schedule:
     faults: tuple[SimulatedFault, ...]
 
     @classmethod
-    def drawn(cls, seed: int, mode: Mode | None = None) -> Schedule:
+    def drawn(cls, seed: int) -> Schedule:
         """The schedule of a seed. At least one learner (of super-learners: one group) is never killed and gets no NaN."""
         draw = random.Random(f"schedule {seed}")
         strategy = draw.choice(list(STRATEGIES))
@@ -97,7 +99,7 @@ class Schedule:
         topology = "complete" if strategy == "local-sgd-int8" else draw.choice(TOPOLOGIES)
         drawn = cls(
             seed,
-            mode or draw.choice(MODES),
+            draw.choice(MODES),
             strategy,
             size,
             topology,
@@ -113,6 +115,8 @@ class Schedule:
 
     def _fault(self, draw: random.Random, *, grouped: bool) -> SimulatedFault | None:
         kind, learner, at_s = draw.choice(list(KINDS)), draw.randrange(self.learners), draw.uniform(0.2, FAULTS_S)
+        if not self.launched and kind in UNNOTICED:  # before it has registered, only a launcher knows of it
+            at_s = max(at_s, REGISTERED_S)
         fault = SimulatedFault(at_s, kind, learner)
         if kind in LASTING:
             ends = MENDED_S if self.mode == "liveness" else 3 * MENDED_S

@@ -106,7 +106,7 @@ class Participant:
             for _ in self.sampler:
                 if self.leaving:
                     return
-                loss = module(self._world.target(self.id, self.sampler._drawn[-1]))
+                loss: Tensor = module.forward(self._world.target(self.id, self.sampler._drawn[-1]))
                 waiting.sleep(self._world.step_s(self.id))
                 loss.backward()
                 optimizer.step()
@@ -215,15 +215,15 @@ class FaultWorld:
         begin, end = self._actions(fault)
         begin()
         if end is not None:
-            self.clock.call_later(fault.until_s - fault.at_s, end)
+            self.clock.call_later(fault.until_s - fault.at_s, lambda: end() and None)
 
-    def _actions(self, fault: SimulatedFault) -> tuple[Callable[[], None], Callable[[], None] | None]:
+    def _actions(self, fault: SimulatedFault) -> tuple[Callable[[], object], Callable[[], object] | None]:
         """What begins a fault, and what ends it."""
         network, learner, participant = self.network, fault.learner, self.participants[fault.learner]
         process = participant.process
         link, links = (learner, fault.other), self._links(fault)
         cut = partial(_each, network.cut_link, links), partial(_each, network.mend_link, links)
-        return {
+        actions: dict[str, tuple[Callable[[], object], Callable[[], object] | None]] = {
             "kill": (process.end, None),
             "restart": (process.end, lambda: self._start(learner, joins=True)),
             "freeze": (process.freeze, process.wake),
@@ -238,7 +238,8 @@ class FaultWorld:
             "cut": cut,
             "one-way": cut,
             "partition": cut,
-        }[fault.kind]
+        }
+        return actions[fault.kind]
 
     def _links(self, fault: SimulatedFault) -> list[tuple[int, int]]:
         if fault.kind == "one-way":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundelay.errors import LaunchError, PeerLostError, RendezvousLostError, described
+from roundelay.errors import LaunchError, PeerLostError, RendezvousLostError, StrategyError, described
 
 if TYPE_CHECKING:
     from roundelay.simulation.elastic_transport import ElasticTransport
@@ -205,6 +205,8 @@ class Invariants:
         error = participant.ended.exception()
         if isinstance(error, PeerLostError) and self._world.schedule.same_group(participant.id, error.peer):
             return  # a super-learner that has lost a member ends
+        if isinstance(error, StrategyError) and self._world.schedule.group_size > 1:
+            return  # a member of a lost super-learner cannot come back, and members need equally many batches
         if not isinstance(error, LaunchError | RendezvousLostError):
             assert error is not None
             self.violated("every wait ends", f"learner {participant.id} ended by an error: {described(error)}")
@@ -224,7 +226,7 @@ class Invariants:
             self._check_samples()
 
     def _check_means(self) -> None:
-        for found in self._consensus.values():
+        for found in self._consensus.values() if not self._world.poisoned else ():
             means = [mean for mean, *_ in found]
             if any(not torch.equal(mean, means[0]) for mean in means):
                 self.violated("the consensus is exact", "two learners have got different means")

@@ -125,7 +125,7 @@ class VirtualThread:
             self._thread = threads.start(f"virtual-{self._process.name}", self._run)
         self._go.release()
         self._parked.acquire()
-        if self._over:
+        if self.ended.done():
             self._thread.join()
 
     def kill(self) -> None:

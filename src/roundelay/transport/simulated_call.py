@@ -106,10 +106,11 @@ class SimulatedCall:
     def _check(self, source: SimulatedTransport, target: SimulatedTransport) -> None:
         """Raise RefusedError if the message was altered on its way, which its checksum tells."""
         if source.alters(target):
-            sent = checksum(self._message)
-            self._message[4] ^= 8
-            if checksum(self._message) != sent:
+            altered = self._message.clone()
+            altered[4] ^= 8
+            if checksum(altered) != checksum(self._message):
                 raise RefusedError(source.rank, CHECKSUM)
+            self._message = altered
 
     def _refuse(self, error: PeerLostError | RefusedError) -> None:
         self._to_caller(0, lambda: _fail(self._mine.future, error))

@@ -69,7 +69,8 @@ test: check docs  ## what CI runs: check, docs, and every test that is not slow
 	@$(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow and not gpu"
 
 test-all: check docs $(SLOW)  ## the same with the slow tests, and what they cover
-	@$(BIN)/pytest -q -n 2 --dist loadgroup -m "not gpu" --cov
+	@seed=$$(date +%s)000 && echo "20,000 fault schedules, from seed $$seed on" && \
+	ROUNDELAY_FRESH_SEED=$$seed $(BIN)/pytest -q -n 2 --dist loadgroup -m "not gpu" --cov
 
 pictures: $(READY)  ## draw the pictures of README and docs again
 	@$(BIN)/python tools/pictures.py

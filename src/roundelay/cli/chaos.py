@@ -35,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="freeze a learner at this time, for DURATION seconds",
     )
     add("--join", metavar="LEARNER@TIME", **repeated, help="start another learner, or restart one that was killed")
+    add("--campaign", type=positive_int, metavar="N", help="N random faults: kills with restarts, and freezes")
+    add("--every", default="5s", metavar="TIME", help="with --campaign: time between two faults (default: 5s)")
     add("--simulated", action="store_true", help="random faults on the virtual clock, instead of real processes")
     add("--schedules", type=positive_int, metavar="N", help="with --simulated: how many, from --seed on (default 100)")
     add("--out", type=Path, metavar="DIR", help="keep both runs here (default: runs/chaos-RECIPE-DATE-TIME)")
@@ -43,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train twice, and print what the faults have cost. Raises RoundelayError if a fault did not happen."""
-    from roundelay.bench import chaos
+    from roundelay.bench import campaign, chaos
     from roundelay.training import recipes
 
     if args.simulated:
@@ -52,19 +54,37 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("chaos needs a RECIPE, such as tiny; or --simulated, which takes --schedules N and --seed S")
     config = recipes.resolve(recipes.table_of(args.recipe), configured(args))
     faults = sorted(chaos.Fault.parsed(kind, text) for kind in FAULTS for text in getattr(args, kind))
+    if args.campaign is not None:
+        faults = campaign.drawn(config, args.campaign, _seconds(args.every), config.seed)
     folder = args.out or dated_folder(args.recipe, "chaos-")
     result = chaos.run(config, faults, folder)
+    if args.campaign is not None:
+        result["campaign"] = campaign.summary(result, folder)
     if args.json:
         print(json.dumps(result, indent=2))
     else:
         _print(result, folder)
+    _refuse_unhappened(result, len(faults))
+    return 0 if result["disturbed"]["finished"] else 1
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds < 3600:
+        raise UsageError(f"--every needs a time such as 5s, got '{text}'")
+    return seconds
+
+
+def _refuse_unhappened(result: dict[str, Any], count: int) -> None:
     never = [f"{fault['option']}: {fault['reason']}" for fault in result["faults"] if fault["happened_s"] is None]
     if never:
         raise RoundelayError(
-            f"{len(never)} of {len(faults)} faults did not happen ({'; '.join(never)}), so this run has not shown that it "
+            f"{len(never)} of {count} faults did not happen ({'; '.join(never)}), so this run has not shown that it "
             "survives them; use an earlier time or more --epochs"
         )
-    return 0 if result["disturbed"]["finished"] else 1
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -133,6 +153,10 @@ def _print(result: dict[str, Any], folder: Path) -> None:
     print(f"{'':24}{'undisturbed':>14}{'with faults':>14}")
     for name, value in _figures(undisturbed).items():
         print(f"{name:24}{value:>14}{_figures(disturbed)[name]:>14}")
+    if found := result.get("campaign"):
+        lost_s = found["lost_s"]
+        print(f"campaign: {found['injected']} of {found['planned']} faults injected, {found['survived'] or 0} survived")
+        print(f"seconds lost per fault: {lost_s['median']} (median), {lost_s['p99']} (99 %)")
     print(f"both runs: {folder}")
 
 

@@ -18,7 +18,8 @@ DONORS = 2  # a learner that joins an asynchronous run begins with the mean of t
 def take_mean(learner: int, state: TrainingState, transport: Transport, membership: Membership) -> None:
     """Replace the state of `learner`, which joins while the others train, by the mean state of its nearest peers.
 
-    If none of these replies, ask the others one by one. Raises LaunchError if no peer replies.
+    If none of these replies, or all have weights that are not finite, ask the others one by one. Raises LaunchError if no peer
+    can help.
     """
     others = _nearest(learner, membership)
     for donors in (others[:DONORS], *([other] for other in others[DONORS:])):
@@ -26,6 +27,7 @@ def take_mean(learner: int, state: TrainingState, transport: Transport, membersh
         for fetched in [transport.fetch(donor) for donor in donors]:
             with contextlib.suppress(PeerLostError):
                 states.append(waiting.result(fetched))
+        states = [each for each in states if state.finite(each)]
         if states:
             state.load_mean(states)
             return

@@ -209,7 +209,8 @@ class ElasticTransport(SimulatedTransport):
             return
         link = self._links.pop(peer, None)
         self._heartbeats.forget(peer)
-        others = dict.fromkeys([*self._shut_down(peer), *([link] if link else [])])
+        shut_down = [] if reason == LEFT else self._shut_down(peer)  # what it had begun with us may still end
+        others = dict.fromkeys([*shut_down, *([link] if link else [])])
         for other in others:
             self._say(other, lambda other=other: other._peer_closed(self, ENDED))  # type: ignore[misc]
         super().lose(peer, reason)

@@ -49,7 +49,7 @@ KINDS = {
 LASTING = {"restart", "freeze", "slow", "cut", "one-way", "partition", "delay", "rendezvous"}
 UNNOTICED = {"kill", "restart", "freeze", "partition"}
 REGISTERED_S = 3.0  # all learners have registered
-HARMLESS = {"join", "slow", "delay", "leave"}  # no learner is lost, and no exchange fails
+HARMLESS = {"join", "slow", "delay"}  # no learner is lost, and no exchange fails
 
 
 @dataclass(frozen=True, order=True)

@@ -57,7 +57,8 @@ class Invariants:
         self._members: dict[int, tuple[int, ...]] = {}  # by generation
         self._dropped_since: dict[object, float] = {}  # by process
         self._exchanges: dict[object, Tensor] = {}  # under way: what one end has added
-        self._used: Counter[int] = Counter()
+        self._used: Counter[int] = Counter()  # by batch: gradients that were applied
+        self._stepped_with: set[int] = set()  # batches of all steps, void ones included
         self._lost = 0
         self._consensus: dict[Any, list[tuple[Tensor, Tensor, float]]] = {}
         world.network.on_applied = self._applied
@@ -86,11 +87,13 @@ class Invariants:
         assert participant.sampler is not None
         assert participant.learner is not None
         self._world.note(participant.id, "step")
-        self._used[
-            participant.sampler._drawn[min(participant.sampler._done(), len(participant.sampler._drawn) - 1)]
-        ] += 1
+        drawn = participant.sampler._drawn
+        number = drawn[min(participant.sampler._done(), len(drawn) - 1)]
+        self._stepped_with.add(number)
         learner = participant.learner
         gradient = module.weight.grad
+        if gradient is not None:  # otherwise the step is void: its gradient was dropped
+            self._used[number] += 1
         expected = self._expected.get(learner.transport)
         if expected is not None and gradient is not None:
             expected.expected -= optimizer.param_groups[0]["lr"] * gradient
@@ -235,7 +238,7 @@ class Invariants:
         from roundelay.simulation.fault_world import EPOCHS, STEPS
 
         schedule = self._world.schedule
-        unused = [number for number in range(schedule.learners * STEPS * EPOCHS) if not self._used[number]]
+        unused = [number for number in range(schedule.learners * STEPS * EPOCHS) if number not in self._stepped_with]
         lost = sum(event["event"] in ("died", "dropped") for event in self._world.events) + self._lost
         strategy = schedule.build()
         waits = strategy.synchronous or schedule.group_size > 1

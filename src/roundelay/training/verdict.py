@@ -89,6 +89,8 @@ class Ending:
         for split in ("valid", "test"):
             figures = ", ".join(f"{name} {value:.4f}" for name, value in results[split].items())
             lines.append(f"mean model, {split}: {figures}")
+        if isinstance(results.get("sample"), str):
+            lines.append(f"the mean model writes:\n\n{results['sample'].strip()}\n")
         for learner, reason in self.failed.items():
             lines.append(f"learner {learner} was lost on the way ({reason}); logs are in '{self.folder / 'logs'}'")
         problems = self.folder / run_directory.PROBLEMS

@@ -49,7 +49,7 @@ class Rendezvous:
         min_learners: with fewer living learners the run stops.
         security: by default a new secret.
         open_collectives: allow Gloo and NCCL, which have no authentication, on an interface other than the loopback.
-            `consensus` and all strategies except ADPSGD need them.
+            `consensus` and all strategies except ADPSGD and LocalSGD need them.
         on_event: called, in the thread of the server, with every event: waiting, died, dropped, left, joined, recovered,
             stopping. By default only missing learners are logged.
 
@@ -71,6 +71,8 @@ class Rendezvous:
         open_collectives: bool = False,
         on_event: Callable[[Message], None] | None = None,
     ) -> None:
+        if learners < 1:
+            raise LaunchError(f"a run needs at least 1 learner, got {learners}")
         if not 1 <= min_learners <= learners:
             raise LaunchError(f"a run of {learners} learners needs 1 to {learners} as min_learners, got {min_learners}")
         security = security or Security(secrets.token_bytes(32))
@@ -150,7 +152,8 @@ def join(ticket: Ticket | str | None = None, learner: int | None = None) -> Worl
 def wait_for_next_run() -> None:
     """Wait until all learners have left the run that ROUNDELAY_TICKET names; a learner that has finished calls this.
 
-    Learners leave one after the other. One that came back at once would join the old run, and not begin the next one with all.
+    Learners leave one after the other. A learner that came back at once would join the old run, and would be missing when
+    the next run begins.
     """
     ticket = Ticket.from_environment()
     assert ticket is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.elastic import ElasticGroup
 from roundelay.learner import Learner
 from roundelay.training.checkpoint import Checkpoints, complete
@@ -19,7 +20,7 @@ from roundelay.training.metrics import Meter
 from roundelay.training.partition import Position
 from roundelay.training.run_result import write_result
 from roundelay.training.state import learner_state
-from roundelay.training.step import Counts
+from roundelay.training.step import TrainingStep
 from roundelay.training.task import Task
 from roundelay.weights.serialization import read_state
 
@@ -33,20 +34,44 @@ class Saver:
         config: of the run.
         folder: of the run.
         task: of the run.
-        learner: the number of the learner.
+        step: counts the samples of the learner.
         meter: tells the seconds of the run, and writes the rows of evaluations.
     """
 
-    def __init__(self, config: Config, folder: Path, task: Task, learner: int, meter: Meter) -> None:
-        self._config, self._folder, self._task, self._meter = config, folder, task, meter
-        self.checkpoints = Checkpoints(folder / "checkpoints", learner, config.checkpoint.keep)
+    def __init__(self, config: Config, folder: Path, task: Task, step: TrainingStep, meter: Meter) -> None:
+        self._config, self._folder, self._task, self._step, self._meter = config, folder, task, step, meter
+        self.checkpoints = Checkpoints(folder / "checkpoints", step.learner, config.checkpoint.keep)
         self.evaluator = Evaluator(task, meter.write, self.checkpoints.mark_best)
         self._looked_at = time.perf_counter()
 
-    def save(self, learner: Learner, position: Position, counts: Counts, number: int) -> None:
+    def at_boundary(self, learner: Learner, position: Position, number: int) -> None:
+        """Save at chunk `number`. In lockstep, also evaluate the mean model together with the other learners."""
+        self._save(learner, position, number)
+        if position.partition.lockstep:
+            samples_seen = position.partition.chunks.samples_before(number)
+            self.evaluator.evaluate_together(learner, "valid", samples_seen)
+
+    def save_stop(self, learner: Learner, position: Position, client: RendezvousClient) -> None:
+        """Save at a chunk number that is the same for all learners that stop."""
+        if position.partition.lockstep:
+            self._save(learner, position, position.done)
+        else:
+            last = max(position.used, default=-1) + 1
+            self._save(learner, position, client.stop_boundary(default=last))
+
+    def save_end(self, learner: Learner, position: Position) -> None:
+        """Take no more steps, and save at the end of the budget."""
+        if learner.strategy.synchronous:
+            self._save(learner, position, position.partition.total)
+            learner.finish()
+        else:
+            learner.finish()  # first, because the mean includes exchanges that are under way
+            self._save(learner, position, position.partition.total)
+
+    def _save(self, learner: Learner, position: Position, number: int) -> None:
         """Save this learner's part of the checkpoint at chunk `number`."""
-        counts.elapsed_s = self._meter.elapsed_s
-        state = learner_state(learner, position, counts)
+        self._step.counts.elapsed_s = self._meter.elapsed_s
+        state = learner_state(learner, position, self._step.counts)
         samples_seen = position.partition.chunks.samples_before(number)
         self.checkpoints.save(samples_seen, state, learner.membership.living)
 
@@ -67,17 +92,19 @@ class Saver:
         good = complete(self.checkpoints.folder)
         return f"the last good checkpoint is '{good[-1].folder}'" if good else "there is no checkpoint yet"
 
-    def finish_together(self, group: ElasticGroup, learner: Learner, samples: int) -> None:
-        """Evaluate the mean model and write the result, after `samples` samples. All learners call it together."""
+    def finish(self, group: ElasticGroup, learner: Learner, samples: int, device: torch.device) -> None:
+        """Evaluate the mean model and write the result, after `samples` samples. All learners call this."""
+        if learner.strategy.synchronous:
+            self._finish_together(group, learner, samples)
+        else:  # each learner waits only until it has saved; then one of them reads what all have saved
+            self.checkpoints.wait()
+            _first_living(group, lambda living: self._write_mean_of(living, samples, device))
+
+    def _finish_together(self, group: ElasticGroup, learner: Learner, samples: int) -> None:
         figures = {split: self.evaluator.evaluate_together(learner, split, samples) for split in SPLITS}
         learners = learner.membership.size  # read before peers leave, which they do as soon as the result is written
         with learner.consensus() as mean:
             _first_living(group, lambda living: self._write(mean, figures, learners, samples))
-
-    def finish_alone(self, group: ElasticGroup, samples: int, device: torch.device) -> None:
-        """Wait until all learners have saved after `samples` samples; then one of them writes the result."""
-        self.checkpoints.wait()
-        _first_living(group, lambda living: self._write_mean_of(living, samples, device))
 
     def _write_mean_of(self, learners: tuple[int, ...], samples: int, device: torch.device) -> None:
         threads = torch.get_num_threads()

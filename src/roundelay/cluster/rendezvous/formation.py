@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 from roundelay.cluster.rendezvous.members import RunSpec
 
-FIRST_SAID_S, SAY_EVERY_S = 0.0, 5.0  # when it is said that learners are missing: as soon as one has come, then again
+SAY_EVERY_S = 5.0  # how often it is said that learners are missing, after the first one has come
 
 
 class Formation:

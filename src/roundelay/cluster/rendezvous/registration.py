@@ -55,6 +55,8 @@ class Registration:
         tables.members.attach(request.learner, connection, address, joining=joining, process=process)
         tables.heartbeats.heard(request.learner)
         tables.budget.use(message.get("used", ()))
+        if known != NEVER_FORMED:
+            tables.budget.received(request.learner, message.get("used", ()))
         tables.requests.add(request)
         self.formation.comes(request.learner, process)
         self.form()

@@ -172,6 +172,7 @@ def register(
     *,
     collectives: bool = True,
     joins: bool = False,
+    files: Address | None = None,
 ) -> World:
     """Register a learner, and wait until all learners that begin together are here.
 
@@ -182,6 +183,7 @@ def register(
         wanted: the id; None lets the rendezvous choose.
         collectives: this learner will use Gloo or NCCL if the rendezvous allows them.
         joins: the run must be under way. This is also so if the launcher says that it has started the process again.
+        files: where the supervisor serves the files of its directory to other machines.
 
     Returns the world in which the rank of this learner is its id.
     """
@@ -191,7 +193,8 @@ def register(
     store = client.ask_for_info().get("store") if collectives else None
     endpoint = TcpEndpoint(host, ticket.credentials(), local_size, store)
     joins = joins or os.environ.get(JOINS) == "1"
-    view = client.register(run, endpoint.open(), wanted, joins=joins, process=os.environ.get(PROCESS, ""))
+    process = os.environ.get(PROCESS, "")
+    view = client.register(run, endpoint.open(), wanted, joins=joins, process=process, files=files)
     assert client.id is not None
     local_rank = int(os.environ.get("LOCAL_RANK", client.id % local_size))
     log.info("learner %d of %d is here%s", client.id, view.membership.size, ", and joins" if client.joining else "")

@@ -22,6 +22,7 @@ from roundelay.training.config import Config
 from roundelay.training.data import Draw, Draws, batches
 from roundelay.training.evaluator import check_judged_by
 from roundelay.training.metrics import JsonLines, Meter, Sink, TensorBoard
+from roundelay.training.other_machines import OtherMachines
 from roundelay.training.participation import Participation
 from roundelay.training.partition import Partition, Position
 from roundelay.training.saving import Saver
@@ -51,6 +52,8 @@ class Trainer:
         client: a connection to the rendezvous, where this learner has registered.
         endpoint: connects this learner to the others.
         elastic: whether synchronous learners go on when the membership changes; if not, `run` raises the error.
+        metrics: the name of the file of metrics in `folder`, which learners of this machine share.
+        others: the directories of other machines; None if all machines see `folder`.
 
     Raises ConfigError if the task is judged by a figure that it does not have.
     """
@@ -65,6 +68,8 @@ class Trainer:
         client: RendezvousClient,
         endpoint: Endpoint,
         elastic: bool = True,
+        metrics: str = run_directory.METRICS,
+        others: OtherMachines | None = None,
     ) -> None:
         self.config, self.folder, self.task = config, folder, task
         self.client, self._elastic = client, elastic
@@ -82,8 +87,8 @@ class Trainer:
         self.step = TrainingStep(
             self.id, task, self.module, self.optimizer, schedule=schedule, clip=config.optimizer.clip
         )
-        self.meter = Meter(_sinks(config, folder, world, self.id), config.metrics.every_s)
-        self.saver = Saver(config, folder, task, self.id, self.meter)
+        self.meter = Meter(_sinks(config, folder / metrics, self.id), config.metrics.every_s)
+        self.saver = Saver(config, folder, task, self.id, self.meter, others=others)
         self._slowdown = Slowdown(config.slowness().get(self.id, 1.0), client.check)
         path = folder / f"chunks-{self.id}.txt"
         self._audit = Audit(self.module, self.optimizer, path) if config.metrics.audit else None
@@ -123,7 +128,7 @@ class Trainer:
         except LeftError as error:
             log.warning("learner %d leaves the run: %s", self.id, error)
             finished = False
-        self.saver.checkpoints.close()
+        self.saver.close()
         self.meter.close()
         if self._audit:
             self._audit.close()
@@ -276,11 +281,9 @@ class Trainer:
             self.saver.finish_alone(self.group, self.partition.samples, self.world.device)
 
 
-def _sinks(config: Config, folder: Path, world: World, learner: int) -> list[Sink]:
+def _sinks(config: Config, metrics: Path, learner: int) -> list[Sink]:
     """Where the rows of a learner go: a file that the learners of one machine share, and TensorBoard if configured."""
-    one_machine = world.local_size == world.size
-    name = run_directory.METRICS if one_machine else f"metrics-{world.rank // world.local_size}.jsonl"
-    sinks: list[Sink] = [JsonLines(folder / name)]
+    sinks: list[Sink] = [JsonLines(metrics)]
     if config.metrics.tensorboard:
-        sinks.append(TensorBoard(folder / "tensorboard" / f"learner-{learner}"))
+        sinks.append(TensorBoard(metrics.parent / "tensorboard" / f"learner-{learner}"))
     return sinks

@@ -103,9 +103,10 @@ def test_learners_that_begin_together_wait_for_each_other():
 def test_a_process_may_ask_what_learners_have_said_about_the_run():
     rendezvous, stranger = Rendezvous(1), FakeConnection()
     rendezvous.run["about"] = {"folder": "here"}
-    rendezvous.register(0)
+    rendezvous.register(0, files=["10.0.0.1", 99])
     rendezvous.state.handle(stranger, {"kind": "info", "request": 0})
-    assert stranger.of("reply")[0]["info"] == {"folder": "here", "run": "first", "waiting": "", "under_way": True}
+    said = {"folder": "here", "files": {"0": ("10.0.0.1", 99)}}
+    assert stranger.of("reply")[0]["info"] == said | {"run": "first", "waiting": "", "under_way": True}
 
 
 def test_a_silent_learner_is_dropped_and_the_others_receive_the_next_generation():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from roundelay.cluster.membership import Address
 from roundelay.cluster.rendezvous.formation import Formation
 from roundelay.cluster.rendezvous.members import NEVER_FORMED, STARTED_AGAIN, Connection, Member, RunSpec
 from roundelay.cluster.rendezvous.messages import Message
@@ -25,12 +26,14 @@ class Registration:
     Attributes:
         formation: what is known of the run before all of its learners have come.
         recovering: after a restart: some learners have not yet sent the numbers they used.
+        files: by learner, where its supervisor serves the files of its directory.
     """
 
     def __init__(self, now: Callable[[], float], tables: RunTables, drop: Callable[[int, str, str], None]) -> None:
         self._now, self._tables, self._drop = now, tables, drop
         self.formation = Formation(now)
         self.recovering = False
+        self.files: dict[int, Address] = {}
         self._formed_at = 0.0
         self._failed = False  # whether it was reported that the run cannot begin
 
@@ -53,6 +56,9 @@ class Registration:
         if not formed and known != NEVER_FORMED:
             self._recover(message, known)
         tables.members.attach(request.learner, connection, address, joining=joining, process=process)
+        if message.get("files") is not None:
+            host, port = message["files"]
+            self.files[request.learner] = str(host), int(port)
         tables.heartbeats.heard(request.learner)
         tables.budget.use(message.get("used", ()))
         tables.requests.add(request)

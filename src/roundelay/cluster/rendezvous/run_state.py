@@ -52,8 +52,9 @@ class RunState:
 
     @property
     def about(self) -> Message:
-        """What the learners have said about the run."""
-        return {} if self._formation.run is None else dict(self._formation.run.about)
+        """What the learners have said about the run, and where their supervisors serve files."""
+        files = {str(learner): address for learner, address in self._registration.files.items()}
+        return {} if self._formation.run is None else dict(self._formation.run.about) | {"files": files}
 
     @property
     def over(self) -> bool:

@@ -61,9 +61,10 @@ def run(args: argparse.Namespace) -> int:
     from roundelay.training import recipes, run_directory
     from roundelay.training.config_table import to_toml
 
-    adopt_slurm()
     if args.join is not None:
         return _join_run(args)
+    if args.rendezvous is None:  # with one, this process starts learners and is none itself, also under srun
+        adopt_slurm()
     if args.recipe is None and args.resume is None:
         raise UsageError("train needs a RECIPE, such as tiny, or --out DIR --resume, or --join RUN")
     if args.resume is not None and args.out is None:
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         print(to_toml(recipes.as_table(config)), end="")
         return 0
     folder: Path = args.out or dated_folder(args.recipe)
-    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    launched = args.rendezvous is None and "RANK" in os.environ and "WORLD_SIZE" in os.environ
     with contextlib.ExitStack() as lock:
         if launched:
             return _train_in_world(config, folder, args, lock)

@@ -84,6 +84,7 @@ class RendezvousClient(RendezvousSession):
         joins: bool = False,
         process: str = "",
         files: Address | None = None,
+        again: bool = False,
     ) -> View:
         """Take part as learner `wanted`, or with an id that the rendezvous chooses.
 
@@ -96,20 +97,22 @@ class RendezvousClient(RendezvousSession):
             joins: the run must be under way.
             process: the name under which the supervisor reports the end of this process.
             files: where the supervisor serves the files of its directory to other machines.
+            again: this process took part in the last run at this rendezvous, and begins the next one.
 
         Raises LaunchError if the rendezvous serves another run, or if this run cannot begin or be joined.
         """
         self._run, self._process, self._files = asdict(run), process, files
-        return self._register(address, wanted, joins=joins)
+        return self._register(address, wanted, joins=joins, again=again)
 
     def rejoin(self, address: Address) -> View:
         """Register again after DroppedError, with the same id."""
         return self._register(address, self.id, joins=True)
 
-    def _register(self, address: Address, wanted: int | None, *, joins: bool) -> View:
+    def _register(self, address: Address, wanted: int | None, *, joins: bool, again: bool = False) -> View:
         self._own_address, self._connection.dropped = address, None
         fields: Message = {"id": wanted, "address": address, "generation": NEVER_FORMED, "run": self._run}
-        reply = self._ask("register", **fields, joins=joins, process=self._process, files=self._files)
+        fields |= {"joins": joins, "again": again, "process": self._process, "files": self._files}
+        reply = self._ask("register", **fields)
         self.id, self.view = int(reply["id"]), View.from_message(reply)
         self.joining = bool(reply["joining"])
         self.registrations += 1

@@ -11,7 +11,7 @@ export ROUNDELAY_DATA ?= $(abspath $(SHARED_DATA))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check docs test test-all pictures clean
+.PHONY: help setup demo check docs test test-all test-lowest pictures clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*##  *\(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -70,6 +70,9 @@ test: check docs  ## what CI runs: check, docs, and every test that is not slow
 
 test-all: check docs $(SLOW)  ## the same with the slow tests, and what they cover
 	@$(BIN)/pytest -q -n 2 --dist loadgroup -m "not gpu" --cov
+
+test-lowest: $(INTEGRATIONS)  ## the tests of Lightning, Accelerate and Hugging Face with the lowest versions that we allow
+	@tools/test-lowest
 
 pictures: $(READY)  ## draw the pictures of README and docs again
 	@$(BIN)/python tools/pictures.py

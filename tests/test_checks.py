@@ -11,7 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from roundelay.checks import refuse_ddp, refuse_ddp_around, unwrapped_optimizer
 from roundelay.errors import StrategyError
 from roundelay.learner import Learner
-from roundelay.strategies import ADPSGD
+from roundelay.strategies import ADPSGD, Allreduce
 from roundelay.transport.solo import SoloTransport
 
 
@@ -69,6 +69,20 @@ def test_ddp_around_another_module_does_no_harm(group):
 def test_without_a_process_group_nothing_is_searched(monkeypatch):
     monkeypatch.setattr("gc.get_objects", lambda: pytest.fail("searched"))
     refuse_ddp_around(nn.Linear(2, 1))
+
+
+@pytest.mark.parametrize("given", ["adpsgd", ADPSGD, None])
+def test_what_is_no_strategy_is_refused(given):
+    module = nn.Linear(2, 1)
+    with pytest.raises(StrategyError, match=r"needs a strategy, such as roundelay\.ADPSGD\(\), got "):
+        Learner(module, sgd(module), given, SoloTransport())
+
+
+@pytest.mark.parametrize(("strategy", "warned"), [(ADPSGD, True), (Allreduce, False)])
+def test_sync_batchnorm_is_warned_of_if_it_ends_asynchrony(strategy, warned, caplog):
+    module = nn.SyncBatchNorm(2)
+    with Learner(module, sgd(module), strategy(), SoloTransport()):
+        assert ("SyncBatchNorm makes all learners wait" in caplog.text) == warned
 
 
 def test_a_torch_optimizer_is_taken_as_it_is():

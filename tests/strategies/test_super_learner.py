@@ -142,7 +142,7 @@ def test_abandon_before_attach_does_nothing():
 
 @pytest.mark.parametrize("between", [Allreduce(), DelayByOne("gradients"), SuperLearner(DPSGD(ring(1)), 2)])
 def test_strategies_that_average_gradients_do_not_fit_between(between):
-    with pytest.raises(StrategyError, match="averages gradients; use DPSGD, ADPSGD or DelayByOne"):
+    with pytest.raises(StrategyError, match="averages gradients; use ADPSGD, DPSGD, LocalSGD or DelayByOne"):
         SuperLearner(between, 2)
 
 

@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roundelay.cli.arguments import (
     add_configuration,
@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     if args.resume is not None and args.out is None:
         raise UsageError("--resume needs --out, the directory of the run to continue")
     table = recipes.table_of(args.recipe) if args.resume is None else run_directory.table(args.out)
+    _check_same_task(args, table)
     config = recipes.resolve(table, configured(args), data=not args.show_config)
     if args.show_config:
         print(to_toml(recipes.as_table(config)), end="")
@@ -80,6 +81,20 @@ def run(args: argparse.Namespace) -> int:
         if launched:
             return _train_in_world(config, folder, args, lock)
         return _supervise(config, folder, args, lock)
+
+
+def _check_same_task(args: argparse.Namespace, table: dict[str, Any]) -> None:
+    """Raise UsageError if a RECIPE is given to resume a run of another task. The run keeps its own configuration."""
+    from roundelay.training import recipes
+
+    if args.recipe is None or args.resume is None:
+        return
+    wanted, found = recipes.table_of(args.recipe).get("task"), table.get("task")
+    if wanted != found:
+        raise UsageError(
+            f"the run in '{args.out}' has the task {found}, but '{args.recipe}' has {wanted}; leave out '{args.recipe}', "
+            "or begin a new run with another --out"
+        )
 
 
 def _supervise(config: Config, folder: Path, args: argparse.Namespace, lock: contextlib.ExitStack) -> int:
@@ -176,7 +191,10 @@ def _join_run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"cannot join the run at {address}: {error}") from None
     if not info.get("run"):
-        raise UsageError(f"the rendezvous at {address} has no run under way; start one by `roundelay train RECIPE`")
+        raise UsageError(
+            f"the rendezvous at {address} has no run under way; start one with "
+            f"`roundelay train RECIPE --out DIR --rendezvous {address}`"
+        )
     config = recipes.resolve(info["config"])
     folder = folder or Path(info["folder"])
     allow_open_files(config.learners)

@@ -49,7 +49,7 @@ class Rendezvous:
         min_learners: with fewer living learners the run stops.
         security: by default a new secret.
         open_collectives: allow Gloo and NCCL, which have no authentication, on an interface other than the loopback.
-            `consensus` and all strategies except ADPSGD need them.
+            `consensus` and all strategies except ADPSGD and LocalSGD need them.
         on_event: called, in the thread of the server, with every event: waiting, died, dropped, left, joined, recovered,
             stopping. By default only missing learners are logged.
 
@@ -153,8 +153,8 @@ def _join(found: Ticket, wanted: int | None, *, again: bool = False) -> World:
 def join_next_run() -> World:
     """Begin the next run with all learners of the run that ROUNDELAY_TICKET names; a learner that has finished calls this.
 
-    It waits first until all learners have left: they leave one after the other, and one that came back at once would join the
-    old run.
+    It waits first until all learners have left. Learners leave one after the other. A learner that came back at once would
+    join the old run, and would be missing when the next run begins.
     """
     ticket = Ticket.from_environment()
     assert ticket is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from roundelay import plugins
-from roundelay.errors import TopologyError, unknown
+from roundelay.errors import RoundelayError, TopologyError, unknown
 from roundelay.topology import graphs
 from roundelay.topology.base_graph import base_graph
 from roundelay.topology.files import READERS, mixing_from_file
@@ -132,8 +132,15 @@ class FromPlugin:
         return cast(Family, function)
 
     def __call__(self, size: int) -> Mixing:
-        """The mixing for `size` learners. Raises TopologyError if the function returns anything else."""
-        mixing = self._function()(size)
+        """The mixing for `size` learners. Raises TopologyError if the function raises, or returns anything else."""
+        try:
+            mixing = self._function()(size)
+        except RoundelayError:
+            raise
+        except Exception as error:  # an error in the user's own function
+            raise TopologyError(
+                f"the topology '{self.path}' failed for {size} learners: {plugins.located(error)}"
+            ) from error
         if not isinstance(mixing, Mixing) or mixing.size != size:
             raise TopologyError(f"the topology '{self.path}' must return a Mixing of {size} learners, got {mixing!r}")
         return mixing

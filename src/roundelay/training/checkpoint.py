@@ -160,18 +160,23 @@ def choose(folder: Path, samples_seen: int | None = None) -> Checkpoint:
     """
     names = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))
     if not names:
-        raise CheckpointError(f"there is no complete checkpoint in '{folder}'; start without --resume")
+        raise CheckpointError(
+            f"there is no complete checkpoint in '{folder}'; begin a new run with another --out, without --resume"
+        )
     wanted = names[-1] if samples_seen is None else folder_name(samples_seen)
     if wanted not in names:
         raise CheckpointError(
-            f"there is no checkpoint at {samples_seen}; there are {', '.join(str(int(n)) for n in names)}"
+            f"there is no checkpoint at {samples_seen} samples; give --resume one of these numbers of samples: "
+            + ", ".join(str(int(name)) for name in names)
         )
     try:
         return _whole(folder / wanted)
     except CheckpointError as error:
         whole = next((int(name) for name in reversed(names) if name != wanted and _is_whole(folder / name)), None)
         hint = (
-            "no other checkpoint is whole" if whole is None else f"the checkpoint at {whole} is whole: --resume {whole}"
+            "no other checkpoint is whole, so begin a new run with another --out"
+            if whole is None
+            else f"the checkpoint at {whole} is whole: --resume {whole}"
         )
         raise CheckpointError(f"{error}; {hint}") from None
 

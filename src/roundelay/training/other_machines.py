@@ -11,12 +11,13 @@ import logging
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from roundelay.cluster.membership import Address
 from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.errors import CheckpointError
-from roundelay.training import checkpoint
+from roundelay.training import checkpoint, run_directory
 from roundelay.training.checkpoint import Checkpoints, Piece
 from roundelay.training.directory_server import Listing, RemoteDirectory, directory_id
 from roundelay.transport.security import Security
@@ -96,6 +97,21 @@ class OtherMachines:
                             checkpoint.write_whole(self.folder / copy, other.read(name))
             except OSError as error:
                 log.warning("the metrics of the machine at %s:%d are missing here: %s", *address, error)
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where a learner finds and leaves the files of a run.
+
+    Attributes:
+        folder: the run's directory on this machine.
+        metrics: the name of the file of metrics there, which the learners of this machine share.
+        others: the directories of other machines; None if all machines see `folder`.
+    """
+
+    folder: Path
+    metrics: str = run_directory.METRICS
+    others: OtherMachines | None = None
 
 
 def copy_piece(other: RemoteDirectory, folder: Path, samples_seen: int, piece: Piece) -> None:

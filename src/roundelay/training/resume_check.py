@@ -39,7 +39,7 @@ def check_resume(before: Config, after: Config, checkpoint: Checkpoint) -> None:
     done = epochs_done(states)
     if done > after.budget.epochs:
         raise ConfigError(
-            f"the run has done {done:.4g} epochs, more than {after.budget.epochs:g}; set at least so many"
+            f"the run has done {done:.4g} epochs, more than {after.budget.epochs:g}; set budget.epochs to at least {done:.4g}"
         )
     if other_settings:
         _check_shapes(after, states[0])

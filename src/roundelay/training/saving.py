@@ -7,12 +7,12 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.elastic import ElasticGroup
 from roundelay.learner import Learner
 from roundelay.training import run_directory
@@ -20,11 +20,11 @@ from roundelay.training.checkpoint import Checkpoints, complete, write_whole
 from roundelay.training.config import Config
 from roundelay.training.evaluator import SPLITS, Evaluator, mean_model
 from roundelay.training.metrics import Meter
-from roundelay.training.other_machines import CheckpointCollector, OtherMachines
+from roundelay.training.other_machines import CheckpointCollector, RunFiles
 from roundelay.training.partition import Position
 from roundelay.training.run_result import write_result
 from roundelay.training.state import learner_state
-from roundelay.training.step import Counts
+from roundelay.training.step import TrainingStep
 from roundelay.training.task import Task
 from roundelay.weights.serialization import read_state
 
@@ -36,28 +36,18 @@ class Saver:
 
     Args:
         config: of the run.
-        folder: of the run.
+        files: where the files of the run are.
         task: of the run.
-        learner: the number of the learner.
+        step: counts the samples of the learner.
         meter: tells the seconds of the run, and writes the rows of evaluations.
-        others: the directories of other machines; None if all machines see `folder`.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        folder: Path,
-        task: Task,
-        learner: int,
-        meter: Meter,
-        *,
-        others: OtherMachines | None = None,
-    ) -> None:
-        self._config, self._folder, self._task, self._meter = config, folder, task, meter
-        self.checkpoints = Checkpoints(folder / "checkpoints", learner, config.checkpoint.keep)
+    def __init__(self, config: Config, files: RunFiles, task: Task, step: TrainingStep, meter: Meter) -> None:
+        self._config, self._folder, self._task, self._step, self._meter = config, files.folder, task, step, meter
+        self.checkpoints = Checkpoints(files.folder / "checkpoints", step.learner, config.checkpoint.keep)
         self.evaluator = Evaluator(task, meter.write, self.checkpoints.mark_best)
-        self._others = others
-        self._collector = None if others is None else CheckpointCollector(self.checkpoints, others)
+        self._others = files.others
+        self._collector = None if files.others is None else CheckpointCollector(self.checkpoints, files.others)
         self._looked_at = time.perf_counter()
 
     def close(self) -> None:
@@ -66,10 +56,34 @@ class Saver:
             self._collector.close()
         self.checkpoints.close()
 
-    def save(self, learner: Learner, position: Position, counts: Counts, number: int) -> None:
+    def at_boundary(self, learner: Learner, position: Position, number: int) -> None:
+        """Save at chunk `number`. In lockstep, also evaluate the mean model together with the other learners."""
+        self._save(learner, position, number)
+        if position.partition.lockstep:
+            samples_seen = position.partition.chunks.samples_before(number)
+            self.evaluator.evaluate_together(learner, "valid", samples_seen)
+
+    def save_stop(self, learner: Learner, position: Position, client: RendezvousClient) -> None:
+        """Save at a chunk number that is the same for all learners that stop."""
+        if position.partition.lockstep:
+            self._save(learner, position, position.done)
+        else:
+            last = max(position.used, default=-1) + 1
+            self._save(learner, position, client.stop_boundary(default=last))
+
+    def save_end(self, learner: Learner, position: Position) -> None:
+        """Take no more steps, and save at the end of the budget."""
+        if learner.strategy.synchronous:
+            self._save(learner, position, position.partition.total)
+            learner.finish()
+        else:
+            learner.finish()  # first, because the mean includes exchanges that are under way
+            self._save(learner, position, position.partition.total)
+
+    def _save(self, learner: Learner, position: Position, number: int) -> None:
         """Save this learner's part of the checkpoint at chunk `number`."""
-        counts.elapsed_s = self._meter.elapsed_s
-        state = learner_state(learner, position, counts)
+        self._step.counts.elapsed_s = self._meter.elapsed_s
+        state = learner_state(learner, position, self._step.counts)
         samples_seen = position.partition.chunks.samples_before(number)
         self.checkpoints.save(samples_seen, state, learner.membership.living)
         if self._collector is not None:
@@ -92,8 +106,15 @@ class Saver:
         good = complete(self.checkpoints.folder)
         return f"the last good checkpoint is '{good[-1].folder}'" if good else "there is no checkpoint yet"
 
-    def finish_together(self, group: ElasticGroup, learner: Learner, samples: int) -> None:
-        """Evaluate the mean model and write the result, after `samples` samples. All learners call it together."""
+    def finish(self, group: ElasticGroup, learner: Learner, samples: int, device: torch.device) -> None:
+        """Evaluate the mean model and write the result, after `samples` samples. All learners call this."""
+        if learner.strategy.synchronous:
+            self._finish_together(group, learner, samples)
+        else:  # each learner waits only until it has saved; then one of them reads what all have saved
+            self.checkpoints.wait()
+            self._keep_results(_first_living(group, lambda living: self._write_mean_of(living, samples, device)))
+
+    def _finish_together(self, group: ElasticGroup, learner: Learner, samples: int) -> None:
         figures = {split: self.evaluator.evaluate_together(learner, split, samples) for split in SPLITS}
         learners = learner.membership.size  # read before peers leave, which they do as soon as the result is written
         self.checkpoints.wait()
@@ -105,11 +126,6 @@ class Saver:
 
             results = _first_living(group, write)
         self._keep_results(results)
-
-    def finish_alone(self, group: ElasticGroup, samples: int, device: torch.device) -> None:
-        """Wait until all learners have saved after `samples` samples; then one of them writes the result."""
-        self.checkpoints.wait()
-        self._keep_results(_first_living(group, lambda living: self._write_mean_of(living, samples, device)))
 
     def _write_mean_of(self, living: Sequence[int], samples: int, device: torch.device) -> dict[str, Any]:
         learners = self._collect(samples, living)

@@ -30,7 +30,7 @@ from roundelay.errors import LaunchError, RoundelayError
 from roundelay.training import checkpoint, run_directory
 from roundelay.training.build import strategy_of
 from roundelay.training.config import Config
-from roundelay.training.other_machines import OtherMachines
+from roundelay.training.other_machines import OtherMachines, RunFiles
 from roundelay.training.recipes import as_table, from_table, task_of
 from roundelay.training.resuming import Resume
 from roundelay.training.trainer import Trainer
@@ -72,10 +72,8 @@ def train_launched(ticket: Ticket, folder: Path, metrics: str, files: Address, r
         os.environ[LEARNER] = str(world.rank)
         local_size = living.size if ticket.address[0] == LOOPBACK else min(world.local_size, living.size)
         here = replace(world, rank=living.position(world.rank), size=living.size, local_size=local_size)
-        others = OtherMachines(folder, client, files, ticket.credentials())
-        trainer = Trainer(
-            config, folder, task, here, client=client, endpoint=world.endpoint, metrics=metrics, others=others
-        )
+        own = RunFiles(folder, metrics, OtherMachines(folder, client, files, ticket.credentials()))
+        trainer = Trainer(config, own, task, here, client=client, endpoint=world.endpoint)
         return trainer.run(resumed, joins=client.joining, guest=guest)
 
 
@@ -98,9 +96,8 @@ def train_in_world(config: Config, folder: Path, world: World, resume_at: int | 
         client.register(run_spec(config, world.local_size), ("", 0), world.rank)
         endpoint = WorldEndpoint(world)
         metrics = run_directory.METRICS if one_machine else f"metrics-{world.rank // world.local_size}.jsonl"
-        trainer = Trainer(
-            config, folder, task_of(config), world, client=client, endpoint=endpoint, elastic=False, metrics=metrics
-        )
+        own = RunFiles(folder, metrics)
+        trainer = Trainer(config, own, task_of(config), world, client=client, endpoint=endpoint, elastic=False)
         return trainer.run(resumed)
 
 

@@ -78,7 +78,10 @@ class RendezvousState:
             )
             return False
         if message.get("joins") and (self._run.over or not formed):
-            request.reply(refused="the run has no learners that this one could join")
+            request.reply(
+                refused="the run has no learner left that this one could join: all have finished or were lost; "
+                "resume the run, or start a new one"
+            )
             return False
         if refusal := self._run.refusal():
             request.reply(refused=refusal)

@@ -20,7 +20,7 @@ from roundelay.language.text import find_text
 
 PORT = 29400
 EVALUATED_PIECES = 200  # of the validation text
-ROUNDS = 3  # of local-sgd that an emulated case lasts at least
+ROUNDS = 3  # of local-sgd that a case lasts at least
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Settings:
         compute: "emulated" or "language".
         strategies: the lines of the result.
         learners: number of machines.
-        seconds: per case; an emulated case of local-sgd lasts at least as long as `ROUNDS` rounds.
+        seconds: per case; one of local-sgd lasts at least `ROUNDS` rounds.
         parameters: of the emulated model.
         step_s: of the emulated model.
         every: local steps of local-sgd.
@@ -81,13 +81,12 @@ class Settings:
 
     def case(self, strategy: Strategy) -> dict[str, Any]:
         """As the workers take it."""
-        options, seconds = dict(strategy.options), self.seconds
+        options, least_steps = dict(strategy.options), 0
         if strategy.name == "local-sgd":
-            options["every"] = self.every
-            if self.compute == "emulated":
-                seconds = max(seconds, ROUNDS * self.every * self.step_s)
-        named = {"strategy": strategy.name, "options": options, "seconds": seconds}
-        return named | {name: getattr(self, name) for name in ("compute", "parameters", "step_s", "slow", "data")}
+            options["every"], least_steps = self.every, ROUNDS * self.every
+        named = {"strategy": strategy.name, "options": options, "least_steps": least_steps}
+        kept = ("compute", "seconds", "parameters", "step_s", "slow", "data")
+        return named | {name: getattr(self, name) for name in kept}
 
 
 @dataclass(frozen=True)

@@ -163,15 +163,18 @@ def _row(rate: str, label: str, learners: Sequence[Mapping[str, float]], losses:
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """The rows, each compared with no communication and with DDP at the same rate."""
+    """The rows, each compared with no communication and with DDP at the same rate, unless it has been compared already."""
     others = {(row.rate, row.strategy): row for row in rows}
-    found = []
-    for row in rows:
-        free, ddp = others.get((row.rate, "none")), others.get((row.rate, "ddp"))
-        ratio = row.steps_per_s / free.steps_per_s if free else None
-        seconds = time_to(ddp.losses[-1][1], row.losses) if ddp and ddp.losses else None
-        found.append(replace(row, ratio_to_none=ratio, ddp_loss_s=seconds))
-    return found
+    return [_compared(row, others.get((row.rate, "none")), others.get((row.rate, "ddp"))) for row in rows]
+
+
+def _compared(row: Row, free: Row | None, ddp: Row | None) -> Row:
+    ratio, seconds = row.ratio_to_none, row.ddp_loss_s
+    if ratio is None and free:
+        ratio = row.steps_per_s / free.steps_per_s
+    if seconds is None and ddp and ddp.losses:
+        seconds = time_to(ddp.losses[-1][1], row.losses)
+    return replace(row, ratio_to_none=ratio, ddp_loss_s=seconds)
 
 
 def time_to(target: float, curve: Sequence[tuple[float, float]]) -> float | None:

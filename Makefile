@@ -71,7 +71,8 @@ test: check docs  ## what CI runs: check, docs, and every test that is not slow
 	@$(PYTEST) -m "not slow and not gpu"
 
 test-all: check docs $(SLOW)  ## the same with the slow tests, and what they cover
-	@$(PYTEST) -m "not gpu" --cov
+	@seed=$$(date +%s)000 && echo "20,000 fault schedules, from seed $$seed on" && \
+	ROUNDELAY_FRESH_SEED=$$seed $(PYTEST) -m "not gpu" --cov
 
 test-lowest: $(INTEGRATIONS)  ## the tests of Lightning, Accelerate and Hugging Face with the lowest versions that we allow
 	@tools/test-lowest

@@ -79,7 +79,9 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
 
 
 def refuse_ddp(module: nn.Module) -> None:
-    """Raise StrategyError if a part of the module is wrapped in DistributedDataParallel, DataParallel or FSDP1."""
+    """Raise StrategyError if this is no module, or a part of it is wrapped in DistributedDataParallel, DataParallel or FSDP1."""
+    if not isinstance(module, nn.Module):
+        raise StrategyError(f"a Learner needs a torch.nn.Module, got {module!r}")
     for name, part in module.named_modules():
         kind = type(part).__name__
         if isinstance(part, DistributedDataParallel | DataParallel) or kind == "FullyShardedDataParallel":

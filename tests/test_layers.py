@@ -70,8 +70,3 @@ def test_no_code_asks_which_transport_it_has():
         if ast.unparse(node.func) == "isinstance" and "Transport" in ast.unparse(node.args[1])
     ]
     assert found == []
-
-
-def test_no_class_is_longer_than_200_lines():
-    found = {where: node.end_lineno - node.lineno + 1 for where, node in nodes(ast.ClassDef)}
-    assert {where: length for where, length in found.items() if length > 200} == {}

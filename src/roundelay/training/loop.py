@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 from torch import nn
 from torch.optim import Optimizer
 
-from roundelay.cluster.environment import World
 from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.elastic import ElasticGroup
 from roundelay.errors import RoundelayError
 from roundelay.learner import Learner
-from roundelay.training import run_directory
 from roundelay.training.audit import Audit
 from roundelay.training.build import schedule_of
 from roundelay.training.config import Config
 from roundelay.training.data import Draw, batches
 from roundelay.training.metrics import JsonLines, Meter, Sink, TensorBoard
+from roundelay.training.other_machines import RunFiles
 from roundelay.training.participation import Participation
 from roundelay.training.saving import Saver
 from roundelay.training.slowdown import Slowdown
@@ -36,7 +34,7 @@ class TrainingLoop:
 
     Args:
         config: of the run.
-        folder: of the run.
+        files: where the files of the run are.
         task: of the run.
         module: what is trained.
         optimizer: of the module.
@@ -54,7 +52,7 @@ class TrainingLoop:
     def __init__(
         self,
         config: Config,
-        folder: Path,
+        files: RunFiles,
         task: Task,
         module: nn.Module,
         optimizer: Optimizer,
@@ -68,10 +66,10 @@ class TrainingLoop:
         self.stopping = Stopping(client)
         schedule = schedule_of(config, len(task), part.partition.samples)
         self.step = TrainingStep(group.id, task, module, optimizer, schedule=schedule, clip=config.optimizer.clip)
-        self.meter = Meter(_sinks(config, folder, part.world, group.id), config.metrics.every_s)
-        self.saver = Saver(config, folder, task, self.step, self.meter)
+        self.meter = Meter(_sinks(config, files, group.id), config.metrics.every_s)
+        self.saver = Saver(config, files, task, self.step, self.meter)
         self._slowdown = Slowdown(config.slowness().get(group.id, 1.0), client.check)
-        path = folder / f"chunks-{group.id}.txt"
+        path = files.folder / f"chunks-{group.id}.txt"
         self._audit = Audit(module, optimizer, path) if config.metrics.audit else None
 
     def run(self, learner: Learner) -> bool:
@@ -91,7 +89,7 @@ class TrainingLoop:
 
     def close(self) -> None:
         """Wait for the files that are being written, and close them."""
-        self.saver.checkpoints.close()
+        self.saver.close()
         self.meter.close()
         if self._audit:
             self._audit.close()
@@ -152,11 +150,9 @@ class TrainingLoop:
         self.saver.finish(self._group, learner, self._part.partition.samples, self._part.world.device)
 
 
-def _sinks(config: Config, folder: Path, world: World, learner: int) -> list[Sink]:
+def _sinks(config: Config, files: RunFiles, learner: int) -> list[Sink]:
     """Where the rows of a learner go: a file that the learners of one machine share, and TensorBoard if configured."""
-    one_machine = world.local_size == world.size
-    name = run_directory.METRICS if one_machine else f"metrics-{world.rank // world.local_size}.jsonl"
-    sinks: list[Sink] = [JsonLines(folder / name)]
+    sinks: list[Sink] = [JsonLines(files.folder / files.metrics)]
     if config.metrics.tensorboard:
-        sinks.append(TensorBoard(folder / "tensorboard" / f"learner-{learner}"))
+        sinks.append(TensorBoard(files.folder / "tensorboard" / f"learner-{learner}"))
     return sinks

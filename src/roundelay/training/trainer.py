@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import torch
 
@@ -18,6 +17,7 @@ from roundelay.training.checkpoint import Checkpoint
 from roundelay.training.config import Config
 from roundelay.training.evaluator import check_judged_by
 from roundelay.training.loop import LeftError, TrainingLoop
+from roundelay.training.other_machines import RunFiles
 from roundelay.training.participation import Participation
 from roundelay.training.state import Resumed, restore, restore_weights, resumed_from
 from roundelay.training.task import Task
@@ -31,7 +31,7 @@ class Trainer:
 
     Args:
         config: of the run.
-        folder: of the run.
+        files: where the files of the run are.
         task: of the run. Build it before the learner registers: building may take long, and other learners wait for a
             learner that has registered.
         world: rank and size at the beginning.
@@ -49,7 +49,7 @@ class Trainer:
     def __init__(
         self,
         config: Config,
-        folder: Path,
+        files: RunFiles,
         task: Task,
         world: World,
         *,
@@ -65,7 +65,7 @@ class Trainer:
         self._group = ElasticGroup(client, endpoint, state, group_size=config.group_size or world.local_size)
         self.part = Participation(config, len(task), world, client, self._group)
         self.loop = TrainingLoop(
-            config, folder, task, self.module, self.optimizer, part=self.part, group=self._group, client=client
+            config, files, task, self.module, self.optimizer, part=self.part, group=self._group, client=client
         )
         self._group.on_link, self._group.stopping = self._link_changed, lambda: self.loop.stopping.asked
 

@@ -75,6 +75,7 @@ FLAGS = {
         "--secret-file",
         "--tls",
         "--open-collectives",
+        "--json",
         "--show-config",
     ],
     "evaluate": ["RUN", "--split", "--corpus", "--passes", "--json"],

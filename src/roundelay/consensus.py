@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from roundelay.checks import ChangeWarning
+from roundelay import waiting
 from roundelay.strategies.base import Strategy
 from roundelay.strategy_runner import StrategyRunner
 from roundelay.transport.base import Transport
@@ -32,14 +32,11 @@ class Consensus:
     Args:
         module: what is trained.
         runner: runs the hooks of the strategy, and collectives.
-        warning: told before the strategy replaces weights.
         shards: the processes that hold the module in shards, if FSDP2 has sharded it.
     """
 
-    def __init__(
-        self, module: nn.Module, runner: StrategyRunner, warning: ChangeWarning, shards: ShardGroup | None
-    ) -> None:
-        self._module, self._runner, self._warning, self._shards = module, runner, warning, shards
+    def __init__(self, module: nn.Module, runner: StrategyRunner, shards: ShardGroup | None) -> None:
+        self._module, self._runner, self._shards = module, runner, shards
 
     @contextlib.contextmanager
     def placed(self, timeout_s: float | None = None) -> Iterator[nn.Module]:
@@ -78,7 +75,7 @@ class Consensus:
         return whole if self._shards is None or self._shards.index == 0 else {}
 
     def _mean(self, timeout_s: float | None) -> Mean:
-        self._warning.warn_if_changed()
+        self._runner.warning.warn_if_changed()
         self._runner.run(self._runner.strategy.drain)
         return self._runner.together(self._mean_over, timeout_s)
 
@@ -101,10 +98,10 @@ def _mean_weights(replica: Replica, strategy: Strategy, transport: Transport, me
     own = strategy.weights()
     mean.read(replica.tensors() if own is None else own.views)
     total = torch.tensor([strategy.consensus_weight], device=mean.storage.device)
-    transport.all_reduce(total, members).result()
+    waiting.result(transport.all_reduce(total, members))
     for part in mean.parts:
         part.mul_(strategy.consensus_weight)
-        transport.all_reduce(part, members).result()
+        waiting.result(transport.all_reduce(part, members))
         part.div_(float(total))
     return mean
 
@@ -117,14 +114,14 @@ def _mean_buffers(module: nn.Module, transport: Transport, members: tuple[int, .
     if floating:
         flat = _flat_copy(with_second_moments(floating).values())
         for part in flat.parts:
-            transport.all_reduce(part, members).result()
+            waiting.result(transport.all_reduce(part, members))
             part.div_(len(members))
         means |= with_variances(dict(zip(floating, flat.views, strict=True)))
     others = {name: buffer for name, buffer in buffers.items() if name not in floating}
     if others:
         flat = _flat_copy(others.values())
         # As bytes, because a backend need not know every dtype.
-        transport.broadcast(flat.storage, members[0], members).result()
+        waiting.result(transport.broadcast(flat.storage, members[0], members))
         means |= dict(zip(others, flat.views, strict=True))
     return means
 
@@ -137,4 +134,4 @@ def _flat_copy(tensors: Iterable[Tensor]) -> Flat:
 
 
 def _barrier(transport: Transport, members: tuple[int, ...]) -> None:
-    transport.all_reduce(torch.zeros(1), members).result()
+    waiting.result(transport.all_reduce(torch.zeros(1), members))

@@ -58,11 +58,13 @@ class Peers:
         self._attached = self._closed = self.joined = False
         self._ready = False  # the weights of this learner belong to the run
         self.group: ElasticGroup | None = None
-        self._agreed = membership is not None  # the caller has seen to it that all learners begin equal
+        self._agreed = membership is not None  # the caller has made sure that all learners begin with equal weights
         self.world = world or (None if transport else init())
         if self.world is not None and self.world.client is not None:
             self.group = _elastic_group(self.world, state, strategy, shards)
             self.joined = self.world.client.joining
+            grouped = strategy.members_of_a_group(self.world.local_size) > 1
+            self.world.steps.together = strategy.synchronous or grouped
         else:
             self.transport = transport or _transport(self.world, shards)
             self.membership = membership or Membership.of(self.transport.size)

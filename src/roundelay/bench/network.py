@@ -17,6 +17,7 @@ from roundelay.bench.local import running
 from roundelay.bench.namespaces import INTERFACE, Machine, machines, shape
 from roundelay.errors import RoundelayError
 from roundelay.language.text import find_text
+from roundelay.strategies import registry
 
 PORT = 29400
 EVALUATED_PIECES = 200  # of the validation text
@@ -82,7 +83,7 @@ class Settings:
     def case(self, strategy: Strategy) -> dict[str, Any]:
         """As the workers take it."""
         options, least_steps = dict(strategy.options), 0
-        if strategy.name == "local-sgd":
+        if strategy.name in registry.STRATEGIES and registry.takes_option(strategy.name, "every"):
             options["every"], least_steps = self.every, ROUNDS * self.every
         named = {"strategy": strategy.name, "options": options, "least_steps": least_steps}
         kept = ("compute", "seconds", "parameters", "step_s", "slow", "data")

@@ -44,10 +44,16 @@ _OTHER_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD
 
 
 class StepCount:
-    """Steps that the learner of a world has taken; `ElasticSampler` reads it."""
+    """What `ElasticSampler` must know of the steps of the learner of a world.
+
+    Attributes:
+        taken: steps so far.
+        together: a step waits for other learners, so no learner may stop taking part and wait for the rest of the batches.
+    """
 
     def __init__(self) -> None:
         self.taken = 0
+        self.together = False
 
 
 @dataclass(frozen=True)
@@ -202,11 +208,10 @@ def joined() -> World:
     """The elastic run of this process; joins the one that ROUNDELAY_TICKET names if there is none yet."""
     global _joined  # noqa: PLW0603 - like torch's default process group
     if _joined is None or _joined.client is None or _joined.client.closed:
-        from roundelay.cluster.elastic_world import join, wait_for_next_run
+        from roundelay.cluster.elastic_world import join, join_next_run
 
-        if _joined is not None and _joined.client is not None and not _joined.client.failed:
-            wait_for_next_run()
-        _joined = join()
+        finished = _joined is not None and _joined.client is not None and not _joined.client.failed
+        _joined = join_next_run() if finished else join()
     return _joined
 
 

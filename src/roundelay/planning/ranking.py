@@ -20,7 +20,7 @@ FAST_ENOUGH = 0.9  # links on which adpsgd keeps this part of its steps need no 
 
 LEFT_OUT = (
     "Left out: contention beyond the machines' own links, copying and averaging weights, data loading, failures, the "
-    "lower efficiency of small batches, and how spread and staleness act on your loss; measure with `roundelay bench`."
+    "lower efficiency of small batches, and how spread and staleness act on your loss; measure with `roundelay bench throughput`."
 )
 
 
@@ -37,6 +37,8 @@ class Candidate:
         ratio_to_ideal: steps_per_s / steps_per_s without any communication or waiting.
         exchanges_per_step: averagings that a learner starts per step.
         stationary_variance: spread of the replicas in units of (alpha sigma)^2; None if it has no bound.
+        adam_lr_factor: the most by which Adam's learning rate must be larger than with allreduce: the root of the number of
+            gradients that allreduce averages and this strategy does not.
         reason: one sentence.
     """
 
@@ -48,6 +50,7 @@ class Candidate:
     ratio_to_ideal: float
     exchanges_per_step: float
     stationary_variance: float | None
+    adam_lr_factor: float
     reason: str
 
     @property
@@ -77,6 +80,16 @@ def best_of_each(ranked: list[Candidate]) -> list[Candidate]:
     for candidate in ranked:
         best.setdefault(candidate.label, candidate)
     return list(best.values())
+
+
+def adam_advice(best: Candidate) -> str | None:
+    """What Adam's learning rate must be with this candidate; None if it is that of DDP."""
+    if best.adam_lr_factor == 1:
+        return None
+    return (
+        f"With Adam or AdamW, {best.label} needs up to {best.adam_lr_factor:.2g} times the learning rate of DDP, because each "
+        "optimizer sees the noise of its own small batch; see docs/strategies/index.md#adam."
+    )
 
 
 def _rank(candidate: Candidate) -> tuple[int, float]:
@@ -120,6 +133,7 @@ def _candidates(cluster: Cluster, group_size: int) -> Iterator[Candidate]:
                 ratio_to_ideal=cost.steps_per_s / float((1 / compute_s).sum()),
                 exchanges_per_step=cost.exchanges_per_step,
                 stationary_variance=variance,
+                adam_lr_factor=1.0 if model.averages_gradients else mixing_size**0.5,
                 reason=reason,
             )
 

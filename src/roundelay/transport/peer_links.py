@@ -13,7 +13,7 @@ from roundelay.transport.handshake import Hello, Purpose
 from roundelay.transport.healing import Healing
 from roundelay.transport.liveness import Liveness
 
-ARRIVAL_S = 20.0  # learners connect right after they have found each other, so this is long
+ARRIVAL_S = 20.0  # long: learners connect right after they have found each other
 
 
 class PeerLinks:
@@ -67,6 +67,7 @@ class PeerLinks:
     def keep_reaching(self, wanted: Callable[[], Iterable[int]], report: Callable[[int, bool], None]) -> None:
         """Connect again and again to peers of `wanted()` that are lost, in a thread."""
         self._healing = Healing(self._rank, lambda: self._liveness.lost, wanted, self._reach, report)
+        self._healing.start()
 
     def close(self) -> None:
         """Try to reach no more peers."""

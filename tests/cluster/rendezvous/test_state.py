@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from roundelay.cluster.rendezvous.formation import AFTER_FINISHED_S
 from roundelay.cluster.rendezvous.members import NEVER_FORMED
 from roundelay.cluster.rendezvous.run_state import AWAY_S
 from roundelay.cluster.rendezvous.state import RendezvousState
@@ -103,9 +104,10 @@ def test_learners_that_begin_together_wait_for_each_other():
 def test_a_process_may_ask_what_learners_have_said_about_the_run():
     rendezvous, stranger = Rendezvous(1), FakeConnection()
     rendezvous.run["about"] = {"folder": "here"}
-    rendezvous.register(0)
+    rendezvous.register(0, files=["10.0.0.1", 99])
     rendezvous.state.handle(stranger, {"kind": "info", "request": 0})
-    assert stranger.of("reply")[0]["info"] == {"folder": "here", "run": "first", "waiting": "", "under_way": True}
+    said = {"folder": "here", "files": {"0": ("10.0.0.1", 99)}}
+    assert stranger.of("reply")[0]["info"] == said | {"run": "first", "waiting": "", "under_way": True}
 
 
 def test_a_silent_learner_is_dropped_and_the_others_receive_the_next_generation():
@@ -232,6 +234,29 @@ def test_a_barrier_opens_when_all_living_learners_wait_and_gives_their_values():
     assert answer["values"] == {"0": 0, "1": 10}
     assert answer == rendezvous.answer(1, requests[1]) | {"request": requests[0]}
     assert answer["generation"] == 2  # one for the death, one for the barrier
+
+
+def test_a_barrier_s_reply_that_was_lost_with_its_connection_is_sent_again():
+    rendezvous = formed(2)
+    where = {"address": ["host", 7], "value": 5, "lost": [], "generation": 0}
+    first = rendezvous.ask(0, "barrier", **where)
+    rendezvous.ask(1, "barrier", **where)
+    answer = rendezvous.answer(0, first)
+    rendezvous.state.closed(rendezvous.connections[0])
+    again = rendezvous.register(0, generation=0)
+    rendezvous.state.handle(again, {"kind": "barrier", "request": first} | where)
+    assert rendezvous.answer(0, first) == answer
+    assert rendezvous.now(0, "barrier", **where) is None  # the next barrier waits for learner 1
+
+
+def test_a_number_whose_reply_was_lost_with_its_connection_is_given_out_again():
+    rendezvous = formed(2)
+    for learner in (0, 1):
+        rendezvous.now(learner, "budget", total=4, used=[])
+    assert [rendezvous.draw(0, 0), rendezvous.draw(0, 1), rendezvous.draw(1, 0)] == [0, 1, 2]
+    rendezvous.state.closed(rendezvous.connections[0])  # number 1 did not arrive, so learner 0 took 3 by itself
+    rendezvous.register(0, generation=0, used=[0, 3], total=4)
+    assert [rendezvous.draw(1, 1), rendezvous.draw(1, 2)] == [1, None]
 
 
 def test_of_two_learners_that_cannot_reach_each_other_one_is_dropped():
@@ -475,11 +500,48 @@ def test_a_rendezvous_serves_the_next_run_once_all_learners_of_the_last_have_lef
     assert not answer["joining"]
 
 
+def finished(learners):
+    """A rendezvous whose run has finished."""
+    rendezvous = formed(learners)
+    for learner in range(learners):
+        rendezvous.state.handle(rendezvous.connections[learner], {"kind": "leave", "failure": ""})
+    return rendezvous
+
+
+def test_a_learner_that_is_started_again_after_its_run_has_finished_does_not_wait_for_ever():
+    rendezvous = finished(2)
+    for _ in range(2):  # an engine may start it again and again
+        connection = rendezvous.register(1)
+        rendezvous.wait(AFTER_FINISHED_S - 1, heartbeats_of=(1,))
+        assert connection.of("reply") == []
+        rendezvous.wait(3 * BEAT_S + 1, heartbeats_of=(1,))
+        (answer,) = connection.of("reply")
+        assert answer["refused"].startswith("the run has finished, and only 1 of 2 learners have come for another one")
+        rendezvous.state.closed(connection)
+        rendezvous.wait(2 * AWAY_S)
+
+
+def test_after_a_finished_run_all_learners_may_begin_another_one_late_if_they_took_part_before():
+    rendezvous = finished(2)
+    first = rendezvous.register(0, again=True)
+    rendezvous.wait(3 * AFTER_FINISHED_S, heartbeats_of=(0,))
+    assert first.of("reply") == []
+    (answer,) = rendezvous.register(1, again=True).of("reply")
+    assert not answer["joining"]
+
+
+def test_a_learner_that_comes_before_any_run_has_finished_waits_without_limit():
+    rendezvous = Rendezvous(2)
+    first = rendezvous.register(0)
+    rendezvous.wait(3 * AFTER_FINISHED_S, heartbeats_of=(0,))
+    assert first.of("reply") == []
+
+
 def test_a_run_that_has_ended_cannot_be_joined():
     rendezvous = formed(1)
     rendezvous.state.handle(rendezvous.connections[0], {"kind": "leave", "failure": ""})
     (answer,) = other_run(rendezvous, 5, "first", joins=True)
-    assert answer["refused"] == "the run has no learners that this one could join"
+    assert answer["refused"].startswith("the run has no learner left that this one could join")
 
 
 def test_a_stop_reaches_all_learners_also_those_that_joined_and_no_other_can_join():

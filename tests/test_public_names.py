@@ -127,6 +127,8 @@ FLAGS = {
         "--kill",
         "--freeze",
         "--join",
+        "--campaign",
+        "--every",
         "--simulated",
         "--schedules",
         "--out",

@@ -22,7 +22,7 @@ from roundelay.sampler import ElasticSampler
 from roundelay.simulation.elastic_network import RENDEZVOUS, ElasticNetwork
 from roundelay.simulation.elastic_transport import ElasticEndpoint
 from roundelay.simulation.fault_schedule import Schedule, SimulatedFault
-from roundelay.simulation.invariants import Invariants
+from roundelay.simulation.invariants import Invariants, weights_of
 from roundelay.simulation.simulated_rendezvous import SimulatedClient, SimulatedConnection, SimulatedRendezvous
 from roundelay.simulation.virtual_threads import VirtualProcess
 
@@ -96,8 +96,9 @@ class Participant:
             self._train(module, optimizer)
             learner.finish()
             if not self.leaving:
-                with learner.consensus() as mean:
-                    world.invariants.consensus(self, mean.weight.detach().clone())
+                own = weights_of(learner).clone()
+                with learner.consensus():
+                    world.invariants.consensus(self, own, module.weight.detach().clone())
                 self.finished = True
 
     def _train(self, module: Point, optimizer: torch.optim.Optimizer) -> None:
@@ -215,7 +216,7 @@ class FaultWorld:
         begin, end = self._actions(fault)
         begin()
         if end is not None:
-            self.clock.call_later(fault.until_s - fault.at_s, lambda: end() and None)
+            self.clock.call_later(fault.until_s - fault.at_s, partial(_call, end))
 
     def _actions(self, fault: SimulatedFault) -> tuple[Callable[[], object], Callable[[], object] | None]:
         """What begins a fault, and what ends it."""
@@ -248,6 +249,10 @@ class FaultWorld:
             return [(fault.learner, fault.other), (fault.other, fault.learner)]
         others = [other for other in (*self.participants, RENDEZVOUS) if other != fault.learner]
         return [link for other in others for link in ((fault.learner, other), (other, fault.learner))]
+
+
+def _call(action: Callable[[], object]) -> None:
+    action()
 
 
 def _each(change: Callable[[int, int], None], links: list[tuple[int, int]]) -> None:

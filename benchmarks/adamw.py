@@ -1,91 +1,104 @@
 """What averaging costs with AdamW, and what another learning rate gains: all learners of one run in one process.
 
-    python benchmarks/adamw.py --data FILE --learners 4 --rate 4e-3 --factor 2 --seeds 11 12 13
+    python benchmarks/adamw.py FILE --learners 4 --rates 4e-3 --factors 1 2 --seeds 21 22 23 --out adamw.json
 
-A small GPT on characters (2 layers of width 64, 110 k parameters), 600 steps, warm-up over a tenth of them, cosine decay,
-clipping at 1.
-`ddp` averages gradients; `averaging` replaces every learner's weights by their mean before each step; `dpsgd` and `adpsgd`
-average on the random ring. `--factor` multiplies the rate of all but ddp. Prints one JSON row per run.
+A small GPT on the characters of a text (2 layers of width 64, 110 k parameters). A step has 32 pieces of 64 characters, shared
+by all learners. torch's default betas, clipping at 1, warm-up over a tenth of the steps, cosine decay. `ddp` averages gradients
+and has the rates as given; all others multiply them by each factor. `delay-by-one` averages all weights in each step, `dpsgd`
+and `adpsgd` average on the random ring, `local-sgd` averages all weights once in 10 steps. Prints one JSON row per run, with
+the loss of the mean model.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
+import platform
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from roundelay.language.gpt import GPT
-from roundelay.language.text import Text
+from roundelay.language.text import Text, read_text
 from roundelay.topology import named
 
-STRATEGIES = ("ddp", "averaging", "dpsgd", "adpsgd")
-CONTEXT, BATCH, STEPS, WARMUP, BETA1, BETA2, EPS, DECAY, CLIP = 64, 8, 600, 0.1, 0.9, 0.99, 1e-8, 0.1, 1.0
+STRATEGIES = ("ddp", "delay-by-one", "dpsgd", "adpsgd", "local-sgd")
+CONTEXT, BATCH, WARMUP, BETA1, BETA2, EPS, DECAY, CLIP = 64, 32, 0.1, 0.9, 0.999, 1e-8, 0.1, 1.0
+EVERY, OUTER_RATE, OUTER_MOMENTUM = 10, 0.7, 0.9  # of local-sgd
 
 
 class Learners:
-    """The weights, gradients and moments of all learners, one row each."""
+    """The weights, gradients and moments of all learners, one row each. With ddp all learners are equal: there is one row."""
 
     def __init__(self, text: Text, learners: int, seed: int, strategy: str) -> None:
         torch.manual_seed(seed)
-        self._text, self._strategy = text, strategy
-        self._modules = [
-            GPT(tokens=len(text.characters), context=CONTEXT, layers=2, width=64, heads=4) for _ in range(learners)
-        ]
+        self._text, self._strategy, self._learners = text, strategy, learners
+        rows = 1 if strategy == "ddp" else learners
+        sizes = {"context": CONTEXT, "layers": 2, "width": 64, "heads": 4}
+        self._modules = [GPT(tokens=len(text.characters), **sizes) for _ in range(rows)]
         shapes = [parameter.shape for parameter in self._modules[0].parameters()]
-        self._sizes = [shape.numel() for shape in shapes]
         first = torch.cat([parameter.detach().flatten() for parameter in self._modules[0].parameters()])
-        self.weights = first.expand(learners, -1).clone()
+        self.weights = first.expand(rows, -1).clone()
         self._gradients, self._m, self._v = (torch.zeros_like(self.weights) for _ in range(3))
-        for module, *rows in zip(self._modules, self.weights, self._gradients, strict=True):
-            weights, gradients = (row.split(self._sizes) for row in rows)
+        for module, *row in zip(self._modules, self.weights, self._gradients, strict=True):
+            weights, gradients = (each.split([shape.numel() for shape in shapes]) for each in row)
             for parameter, weight, gradient in zip(module.parameters(), weights, gradients, strict=True):
                 parameter.data, parameter.grad = weight.view(parameter.shape), gradient.view(parameter.shape)
-        decays = [torch.full((shape.numel(),), float(len(shape) > 1)) for shape in shapes]
-        self._decay = DECAY * torch.cat(decays)
+        self._decay = DECAY * torch.cat([torch.full((shape.numel(),), float(len(shape) > 1)) for shape in shapes])
         self._draws = [torch.Generator().manual_seed(7919 * seed + learner) for learner in range(learners)]
         self._partners = torch.Generator().manual_seed(seed)
         self._ring = named("random-ring", learners, seed)
+        self._outer, self._outer_m = first.clone(), torch.zeros_like(first)
 
     def step(self, step: int, rate: float) -> None:
         """Every learner computes a gradient, averages its weights, and applies AdamW."""
-        gradients = self._computed()
-        if self._strategy == "ddp":
-            gradients = gradients.mean(0, keepdim=True).expand_as(gradients)
-        gradients = gradients * (CLIP / (gradients.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
+        g = self._clipped_gradients()
         self._average(step)
-        self._m.lerp_(gradients, 1 - BETA1)
-        self._v.mul_(BETA2).addcmul_(gradients, gradients, value=1 - BETA2)
+        self._m.lerp_(g, 1 - BETA1)
+        self._v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
         self.weights.mul_(1 - rate * self._decay)
         root = (self._v / (1 - BETA2 ** (step + 1))).sqrt_().add_(EPS)
         self.weights.addcdiv_(self._m, root, value=-rate / (1 - BETA1 ** (step + 1)))
+        if self._strategy == "local-sgd" and (step + 1) % EVERY == 0:
+            self._outer_step()
 
-    def _computed(self) -> torch.Tensor:
+    def _clipped_gradients(self) -> Tensor:
         self._gradients.zero_()
         train = self._text.splits["train"]
-        for module, draw in zip(self._modules, self._draws, strict=True):
-            begins = torch.randint(len(train) - CONTEXT - 1, (BATCH, 1), generator=draw)
-            pieces = train[begins + torch.arange(CONTEXT + 1)]
+        size = BATCH // self._learners, 1
+        begins = [torch.randint(len(train) - CONTEXT - 1, size, generator=draw) for draw in self._draws]
+        for module, own in zip(self._modules, torch.cat(begins).chunk(len(self._modules)), strict=True):
+            pieces = train[own + torch.arange(CONTEXT + 1)]
             cross_entropy(module(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten()).backward()
-        return self._gradients
+        norms = self._gradients.norm(dim=1, keepdim=True)
+        return self._gradients * (CLIP / (norms + 1e-6)).clamp(max=1)
 
     def _average(self, step: int) -> None:
-        if self._strategy == "averaging":
+        if self._strategy == "delay-by-one":
             self.weights.copy_(self.weights.mean(0, keepdim=True).expand_as(self.weights))
         elif self._strategy == "dpsgd":
             self.weights.copy_(torch.tensor(self._ring.matrix(step)).float() @ self.weights)
         elif self._strategy == "adpsgd":  # every learner in random order, each with a random neighbour
-            count = len(self._modules)
-            matrix = torch.tensor(self._ring.matrix(step))
-            for one in torch.randperm(count, generator=self._partners).tolist():
-                near = [other for other in range(count) if other != one and matrix[one, other] > 0]
-                other = near[int(torch.randint(len(near), (1,), generator=self._partners))]
+            matrix = torch.tensor(self._ring.matrix(step)).fill_diagonal_(0)
+            for one in torch.randperm(self._learners, generator=self._partners).tolist():
+                other = int(torch.multinomial(matrix[one], 1, generator=self._partners))
                 part = (self.weights[one] - self.weights[other]) / 3
                 self.weights[one] -= part
                 self.weights[other] += part
+
+    def _outer_step(self) -> None:
+        """Delta = mean x - phi,  m <- mu m + Delta,  phi <- phi + eta (mu m + Delta),  x_i <- phi."""
+        delta = self.weights.mean(0) - self._outer
+        self._outer_m.mul_(OUTER_MOMENTUM).add_(delta)
+        self._outer.add_(OUTER_MOMENTUM * self._outer_m + delta, alpha=OUTER_RATE)
+        self.weights.copy_(self._outer.expand_as(self.weights))
 
     @torch.no_grad()
     def validation_loss(self) -> float:
@@ -99,34 +112,46 @@ class Learners:
         return total / len(pieces)
 
 
-def rate_at(step: int, rate: float) -> float:
-    """Cosine decay from the first step on, times a linear warm-up."""
-    done = step / STEPS
-    return rate * 0.5 * (1 + math.cos(math.pi * done)) * min(1.0, (done + 1 / STEPS) / WARMUP)
+def rate_at(done: float, rate: float) -> float:
+    """Cosine decay from the first step on, times a linear warm-up; `done` is the share of the run that is over."""
+    return rate * 0.5 * (1 + math.cos(math.pi * done)) * min(1.0, done / WARMUP)
 
 
 def main() -> None:
-    """Run every strategy with every seed."""
+    """Run every strategy with every rate, factor and seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="a text file")
-    parser.add_argument("--learners", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=4e-3)
-    parser.add_argument("--factor", type=float, default=1.0, help="multiplies the rate of all strategies but ddp")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13])
+    parser.add_argument("text", help="a text file")
+    parser.add_argument("--learners", type=int, default=4, help="a divisor of 32")
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--rates", type=float, nargs="+", default=[4e-3])
+    parser.add_argument("--factors", type=float, nargs="+", default=[1.0], help="for all strategies but ddp")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[21, 22, 23])
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
+    parser.add_argument("--out", type=Path, help="rows are added to this JSON document after each run")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    text = Text.read(args.data)
-    for seed in args.seeds:
-        for strategy in args.strategies:
-            begin = time.process_time()
-            learners = Learners(text, args.learners, seed, strategy)
-            factor = 1.0 if strategy == "ddp" else args.factor
-            for step in range(STEPS):
-                learners.step(step, factor * rate_at(step, args.rate))
-            row = {"strategy": strategy, "learners": args.learners, "rate": args.rate, "factor": factor, "seed": seed}
-            figures = {"valid_loss": round(learners.validation_loss(), 4), "cpu_s": round(time.process_time() - begin)}
-            print(json.dumps(row | figures), flush=True)
+    text = Text.of(read_text(args.text))
+    for seed, rate, strategy in itertools.product(args.seeds, args.rates, args.strategies):
+        for factor in [1.0] if strategy == "ddp" else args.factors:
+            begin, learners = time.process_time(), Learners(text, args.learners, seed, strategy)
+            for step in range(args.steps):
+                learners.step(step, factor * rate_at((step + 1) / (args.steps + 1), rate))
+            row = {"strategy": strategy, "learners": args.learners, "steps": args.steps, "rate": rate, "factor": factor}
+            row |= {"seed": seed, "loss": round(learners.validation_loss(), 4)}
+            print(json.dumps(row | {"cpu_s": round(time.process_time() - begin)}), flush=True)
+            if args.out:
+                add_row(args.out, row)
+
+
+def add_row(path: Path, row: dict[str, object]) -> None:
+    """Add a row to the document, which says by which commands, where and at which commit it was made."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True).stdout
+    document = json.loads(path.read_text()) if path.exists() else {"commands": [], "rows": []}
+    document |= {"machine": f"{platform.machine()}, one thread", "torch": torch.__version__, "commit": commit.strip()}
+    command = f"python {' '.join(sys.argv)}"
+    document["commands"] += [command] if command not in document["commands"] else []
+    document["rows"].append(row)
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

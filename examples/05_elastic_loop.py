@@ -1,6 +1,6 @@
 """An elastic loop: learners may die, come back and join while the others train.
 
-    roundelay launch --learners 4 --restarts -1 examples/05_elastic_loop.py
+    roundelay launch --learners 4 --restarts -1 examples/05_elastic_loop.py --epochs 20 --pause 0.05
 
 Kill any learner (kill -9): the others go on, it is started again, and it takes their weights before its first step. The same
 file runs under torchrun, Slurm and Ray, or alone.
@@ -8,6 +8,7 @@ file runs under torchrun, Slurm and Ray, or alone.
 
 import argparse
 import os
+import time
 
 import torch
 from torch import nn
@@ -17,6 +18,9 @@ import roundelay
 
 options = argparse.ArgumentParser()
 options.add_argument("--epochs", type=int, default=4)
+options.add_argument(
+    "--pause", type=float, default=0.0, help="seconds to sleep in each step, as if the model were larger"
+)
 options.add_argument("--strategy", default="ADPSGD", choices=["ADPSGD", "DPSGD", "Allreduce", "DelayByOne"])
 args = options.parse_args()
 
@@ -37,6 +41,7 @@ with roundelay.Learner(model, optimizer, getattr(roundelay, args.strategy)()) as
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            time.sleep(args.pause)
         print(f"epoch {epoch}: loss {loss.item():.3f} after {learner.steps} steps, learners {learner.members}")
     learner.finish()
     with learner.consensus() as mean_model:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from roundelay.checks import refuse_ddp, refuse_ddp_around, unwrapped_optimizer
 from roundelay.errors import StrategyError
 from roundelay.learner import Learner
-from roundelay.strategies import ADPSGD
+from roundelay.strategies import ADPSGD, Allreduce
 from roundelay.transport.solo import SoloTransport
 
 
@@ -71,6 +71,20 @@ def test_without_a_process_group_nothing_is_searched(monkeypatch):
     refuse_ddp_around(nn.Linear(2, 1))
 
 
+@pytest.mark.parametrize("given", ["adpsgd", ADPSGD, None])
+def test_what_is_no_strategy_is_refused(given):
+    module = nn.Linear(2, 1)
+    with pytest.raises(StrategyError, match=r"needs a strategy, such as roundelay\.ADPSGD\(\), got "):
+        Learner(module, sgd(module), given, SoloTransport())
+
+
+@pytest.mark.parametrize(("strategy", "warned"), [(ADPSGD, True), (Allreduce, False)])
+def test_sync_batchnorm_is_warned_of_if_it_ends_asynchrony(strategy, warned, caplog):
+    module = nn.SyncBatchNorm(2)
+    with Learner(module, sgd(module), strategy(), SoloTransport()):
+        assert ("SyncBatchNorm makes all learners wait" in caplog.text) == warned
+
+
 def test_a_torch_optimizer_is_taken_as_it_is():
     optimizer = sgd(nn.Linear(2, 1))
     assert unwrapped_optimizer(optimizer) is optimizer
@@ -110,3 +124,8 @@ def test_lbfgs_is_refused():
     module = nn.Linear(2, 1)
     with pytest.raises(StrategyError, match="LBFGS evaluates the loss several times"):
         Learner(module, torch.optim.LBFGS(module.parameters()), ADPSGD(), SoloTransport())
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(StrategyError, match=r"a Learner needs a torch.nn.Module, got 'model'"):
+        refuse_ddp("model")

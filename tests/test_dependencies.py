@@ -13,6 +13,8 @@ import pytest
 BLOCKED = """
 import sys
 
+HIDDEN = ("scipy", "networkx", "sklearn", "matplotlib", "plotly", "lightning", "transformers", "accelerate", "ray")
+
 class Hiding:
     def __init__(self, finder):
         self.finder = finder
@@ -21,8 +23,7 @@ class Hiding:
         return getattr(self.finder, name)
 
     def find_spec(self, name, path=None, target=None):
-        hidden = name.partition(".")[0] in ("scipy", "networkx", "sklearn", "matplotlib", "plotly")
-        return None if hidden else self.finder.find_spec(name, path, target)
+        return None if name.partition(".")[0] in HIDDEN else self.finder.find_spec(name, path, target)
 
 sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
 """
@@ -87,6 +88,26 @@ def test_a_missing_extra_is_named_in_one_line(feature, says, tmp_path, monkeypat
     assert "\n" not in said
     assert said.endswith("needs the 'analysis' extra; install it with: pip install 'roundelay[analysis]'")
     assert re.search(says, said)
+
+
+def test_an_integration_names_its_extra():
+    said = run("""
+import importlib
+for name in ("accelerate", "lightning", "ray", "transformers"):
+    try:
+        importlib.import_module(f"roundelay.integrations.{name}")
+    except ImportError as error:
+        print(error)
+""")
+    assert said.splitlines() == [
+        f"{what} needs the '{name}' extra; install it with: pip install 'roundelay[{name}]'"
+        for what, name in [
+            ("training with Accelerate", "accelerate"),
+            ("training with Lightning", "lightning"),
+            ("running learners on Ray", "ray"),
+            ("training with Hugging Face's Trainer", "transformers"),
+        ]
+    ]
 
 
 def test_the_dependencies_are_what_a_training_loop_and_the_command_line_import():

@@ -20,6 +20,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from commands import Command
 
 from roundelay.cli import main
 from roundelay.training import recipes
@@ -59,6 +60,7 @@ STARTS = (  # the function with which a command, after all checks, starts its wo
     "roundelay.speech.synth.generate.synth",  # speech corpus synth
 )
 
+LISTENS = re.compile(r"127\.0\.0\.1:[1-9]\d*")  # in what `rendezvous` prints
 READS_RUN = "roundelay.training.run_result.RunResult.read"  # evaluate, speech transcribe, speech align
 
 
@@ -117,6 +119,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     np.save("weights.npy", np.full((4, 4), 0.25))
     Path("cluster.graphml").write_text(GRAPHML)
     Path("shortcut.edgelist").write_text("0 1\n1 2\n2 3\n3 0\n0 2\n")
+    Path("train.py").write_text("")
     Path("secret").write_text("0123456789abcdef" * 4)
     Path("out").mkdir()
     with mock.patch.dict(os.environ), mock.patch.object(sys, "path", [*sys.path]):
@@ -196,7 +199,7 @@ def test_commands_work_as_written(name, folder):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for line in lines:
         ended = subprocess.run(
-            ["bash", "-c", line],
+            ["bash", "-c", line.replace("--pause 0.05", "--pause 0")],  # only readers who kill a learner need time
             cwd=folder,
             env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
             capture_output=True,
@@ -205,6 +208,22 @@ def test_commands_work_as_written(name, folder):
             check=False,
         )
         assert ended.returncode == 0, f"`{line}` fails: {ended.stderr[-2000:]}"
+
+
+@pytest.mark.timeout(300)
+def test_two_terminals_stand_for_two_machines(folder):
+    page = ROOT / "docs" / "getting-started.md"
+    (rendezvous,) = (line for line in commands(page) if line.startswith("roundelay rendezvous "))
+    (launch,) = (line for line in commands(page) if "--rendezvous" in line)
+    with Command(*shlex.split(rendezvous)[1:], "--port", "0") as server:
+        server.wait_for(lambda: LISTENS.search(server.said()), "address")
+        address = LISTENS.search(server.said())[0]
+        words = shlex.split(launch.replace("127.0.0.1:29400", address))[1:]
+        with Command(*words) as one, Command(*words) as other:
+            for machine in (one, other):
+                said = machine.finished()
+                assert "learners (0, 1, 2, 3)" in said
+                assert re.search(r"mean model: accuracy (1|0\.9)", said)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

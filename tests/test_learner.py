@@ -822,8 +822,8 @@ def test_a_peer_that_is_lost_while_the_learner_is_being_made_is_not_called():
 
 def test_peers_lost_in_two_threads_at_once_are_both_taken_out():
     learner = solo()
-    learner._peers.membership = Membership.of(64)
-    together(8, lambda rank: [learner._peers.peer_lost(peer, "test") for peer in range(8 * rank, 8 * rank + 8)])
+    learner.peers.membership = Membership.of(64)
+    together(8, lambda rank: [learner.peers.peer_lost(peer, "test") for peer in range(8 * rank, 8 * rank + 8)])
     assert learner.membership.living == ()
     assert learner.membership.generation == 64
     learner.close()

@@ -91,7 +91,7 @@ def test_batches_that_were_drawn_and_not_used_come_first_in_the_next_epoch():
 
 @pytest.mark.parametrize(("name", "arguments"), [("dataset", (0, 1)), ("batch_size", (4, 0)), ("epochs", (4, 1, 0))])
 def test_a_number_below_one_is_refused(name, arguments):
-    with pytest.raises(ConfigError, match=f"a {name} of at least 1, got 0"):
+    with pytest.raises(ConfigError, match=f"{name} of at least 1, got 0"):
         ElasticSampler(*arguments, world=alone())
 
 

@@ -1,6 +1,7 @@
 """Threads of the library: named, daemons, and polite if they communicate."""
 
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -37,3 +38,16 @@ def test_only_this_module_and_pools_start_threads():
     source = Path(threads.__file__).parent
     starters = [path.name for path in source.rglob("*.py") if "threading.Thread(" in path.read_text()]
     assert starters == ["threads.py"]
+
+
+def test_architecture_lists_every_thread_with_its_owner():
+    source = Path(threads.__file__).parent
+    starts = re.compile(r'threads\.start\("([\w-]+)"|ThreadPoolExecutor\([^"]*"roundelay-([\w-]+)"')
+    started = {
+        f"roundelay-{thread or pool}": path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        for thread, pool in starts.findall(path.read_text())
+    }
+    page = (source.parents[1] / "ARCHITECTURE.md").read_text()
+    listed = dict(re.findall(r"^\| `(roundelay-[\w-]+?)(?:_N)?` \| `([\w/.]+)`", page, re.MULTILINE))
+    assert listed == started

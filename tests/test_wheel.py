@@ -1,8 +1,9 @@
-"""The wheel, as a stranger gets it: built, installed into an empty environment, used."""
+"""A release, as a stranger gets it: the wheel is built from the sdist, installed into an empty environment, used."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -24,9 +25,19 @@ def run(*words: str | Path, cwd: Path) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    run(
+        sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder
+    )  # sdist, then wheel from it
     (built,) = folder.glob("*.whl")
     return built
+
+
+def test_all_files_name_the_same_version(wheel):
+    version = roundelay.__version__
+    assert wheel.name.startswith(f"roundelay-{version}-")
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    assert newest in ("Unreleased", version)
 
 
 def test_the_wheel_has_types_a_licence_and_no_tests(wheel):

@@ -27,14 +27,24 @@ _SYNCHRONISED = (
 )
 
 
-def check_strategy(strategy: Strategy, shards: ShardGroup | None) -> None:
-    """Raise StrategyError if the strategy cannot average a module in shards; tell the strategy how to count rounds."""
+def check_strategy(strategy: Strategy, module: nn.Module, shards: ShardGroup | None) -> None:
+    """Raise StrategyError if this is no strategy, or it cannot average a module in shards; tell it how to count rounds.
+
+    Warn if learners that need not wait for each other would do so in every forward pass.
+    """
+    if not isinstance(strategy, Strategy):
+        raise StrategyError(f"a Learner needs a strategy, such as roundelay.ADPSGD(), got {strategy!r}")
     if shards is not None and strategy.reduces_gradients:
         raise StrategyError(
             f"{type(strategy).__name__} reduces gradients, which FSDP2 does itself: fully_shard on a mesh of two dimensions "
-            "(HSDP) is an allreduce between nodes. Use DPSGD, ADPSGD or DelayByOne, which average weights"
+            "(HSDP) is an allreduce between nodes. Use ADPSGD, DPSGD, LocalSGD or DelayByOne, which average weights"
         )
     strategy.rounds_by_step = shards is not None
+    if not strategy.synchronous and any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
+        log.warning(
+            "SyncBatchNorm makes all learners wait for each other in every forward pass, so a slow learner delays the others. "
+            "Use BatchNorm: the mean model has the mean of all learners' statistics"
+        )
 
 
 def unwrapped_optimizer(optimizer: Any) -> Optimizer:  # noqa: ANN401
@@ -69,7 +79,9 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
 
 
 def refuse_ddp(module: nn.Module) -> None:
-    """Raise StrategyError if a part of the module is wrapped in DistributedDataParallel, DataParallel or FSDP1."""
+    """Raise StrategyError if this is no module, or a part of it is wrapped in DistributedDataParallel, DataParallel or FSDP1."""
+    if not isinstance(module, nn.Module):
+        raise StrategyError(f"a Learner needs a torch.nn.Module, got {module!r}")
     for name, part in module.named_modules():
         kind = type(part).__name__
         if isinstance(part, DistributedDataParallel | DataParallel) or kind == "FullyShardedDataParallel":
@@ -81,8 +93,8 @@ def refuse_ddp(module: nn.Module) -> None:
 def refuse_ddp_around(module: nn.Module) -> None:
     """Raise StrategyError if a DistributedDataParallel in this process wraps the module or a part of it.
 
-    A wrapper whose `forward` was replaced does nothing (see integrations/accelerate.py). A module does not know
-    what wraps it, so this function looks at all objects of the process. It takes some ten milliseconds: call it once.
+    A wrapper whose `forward` was replaced does nothing (see integrations/accelerate.py). A module does not know what wraps it,
+    so this function looks at all objects of the process. With Lightning loaded (400,000) it takes 0.15 s: call it once.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return  # there can be no DistributedDataParallel

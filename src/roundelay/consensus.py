@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from roundelay import waiting
-from roundelay.checks import ChangeWarning
 from roundelay.strategies.base import Strategy
 from roundelay.strategy_runner import StrategyRunner
 from roundelay.transport.base import Transport
@@ -33,14 +32,11 @@ class Consensus:
     Args:
         module: what is trained.
         runner: runs the hooks of the strategy, and collectives.
-        warning: told before the strategy replaces weights.
         shards: the processes that hold the module in shards, if FSDP2 has sharded it.
     """
 
-    def __init__(
-        self, module: nn.Module, runner: StrategyRunner, warning: ChangeWarning, shards: ShardGroup | None
-    ) -> None:
-        self._module, self._runner, self._warning, self._shards = module, runner, warning, shards
+    def __init__(self, module: nn.Module, runner: StrategyRunner, shards: ShardGroup | None) -> None:
+        self._module, self._runner, self._shards = module, runner, shards
 
     @contextlib.contextmanager
     def placed(self, timeout_s: float | None = None) -> Iterator[nn.Module]:
@@ -79,7 +75,7 @@ class Consensus:
         return whole if self._shards is None or self._shards.index == 0 else {}
 
     def _mean(self, timeout_s: float | None) -> Mean:
-        self._warning.warn_if_changed()
+        self._runner.warning.warn_if_changed()
         self._runner.run(self._runner.strategy.drain)
         return self._runner.together(self._mean_over, timeout_s)
 

@@ -13,7 +13,7 @@ RoundelayError
 ├── ConfigError         a key, a value or a combination of settings that a run cannot have
 │   └── DataError       data that are not there, or not what they should be
 ├── SpeechError         a lexicon, an alignment, a language model or a score that cannot work
-├── CheckpointError     a checkpoint that is torn, altered or not there
+├── CheckpointError     a checkpoint that is incomplete, altered or not there
 ├── DivergedError       training whose loss or gradients stay non-finite
 ├── HandshakeError      a connection whose other end is not a learner of this run
 ├── DeadlockError       on the virtual clock, learners wait and nothing can happen any more
@@ -84,7 +84,7 @@ class MissingLearnersError(RoundelayError, TimeoutError):
         self.waited_s, self.learners = waited_s, list(learners)
         missing = ", ".join(map(str, learners))
         super().__init__(
-            f"waited {waited_s:g} s for all learners; missing: {missing}. Give a longer timeout_s, or go on without"
+            f"waited {waited_s:g} s for all learners; missing: {missing}. Give a longer timeout_s, or go on without them"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -108,7 +108,7 @@ class SpeechError(RoundelayError, ValueError):
 
 
 class CheckpointError(RoundelayError, OSError):
-    """A checkpoint that is torn, altered or not there."""
+    """A checkpoint that is incomplete, altered or not there."""
 
 
 class DivergedError(RoundelayError, ArithmeticError):

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundelay.checks import ChangeWarning, check_optimizer, check_strategy, refuse_ddp, unwrapped_optimizer
+from roundelay.checks import check_optimizer, check_strategy, refuse_ddp, unwrapped_optimizer
 from roundelay.cluster.environment import World
 from roundelay.cluster.membership import Membership
 from roundelay.consensus import Consensus
@@ -54,8 +54,7 @@ class Learner:
         module: what is trained.
         optimizer: the optimizer of the module's parameters.
         strategy: how learners average.
-        transport: the connection to the peers; by default that of the world. With shards, this is the connection to the
-            peers that hold the same shard.
+        transport: connects to the peers, or with shards to those that hold the same shard; by default that of the world.
         membership: the learners that take part; by default all of the transport's. If given, the check that learners
             fit together and the broadcast of the first weights are skipped.
         world: by default `init()`, from the environment.
@@ -75,36 +74,35 @@ class Learner:
     ) -> None:
         refuse_ddp(module)
         self.module, self.optimizer, self.strategy = module, unwrapped_optimizer(optimizer), strategy
-        self._shards = shard_group(module)
-        check_strategy(strategy, self._shards)
+        shards = shard_group(module)
+        check_strategy(strategy, module, shards)
         self._state = TrainingState(module, self.optimizer, extras)
-        self._peers = Peers(
-            strategy, self._state, world=world, transport=transport, membership=membership, shards=self._shards
+        self.peers = Peers(
+            strategy, self._state, world=world, transport=transport, membership=membership, shards=shards
         )
         self._observed: dict[str, float] = {}
         self._closed = False
         try:
             check_optimizer(self.optimizer, module)
             self.replica = replica_of(module)
-            self._peers.begin(module)
-            self._peers.attach(self.replica)
+            self.peers.begin(module)
+            self.peers.attach(self.replica)
         except BaseException as error:
-            self._peers.close(described(error))
+            self.peers.close(described(error))
             raise
-        self._runner = StrategyRunner(self._peers, self._state, self.replica)
-        self._warning = ChangeWarning(strategy, self.replica, self.transport.rank)
-        self._consensus = Consensus(module, self._runner, self._warning, self._shards)
-        self._hooks = StrategyHooks(module, self.optimizer, self._runner, self._warning)
+        self._runner = StrategyRunner(self.peers, self._state, self.replica)
+        self._consensus = Consensus(module, self._runner, shards)
+        self._hooks = StrategyHooks(module, self.optimizer, self._runner)
 
     @property
     def transport(self) -> Transport:
         """The connection to the peers. In an elastic run it is another one after a meeting."""
-        return self._peers.transport
+        return self.peers.transport
 
     @property
     def membership(self) -> Membership:
         """The living learners, and the generation."""
-        return self._peers.membership
+        return self.peers.membership
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -114,12 +112,12 @@ class Learner:
     @property
     def elastic(self) -> bool:
         """Whether learners may come and go."""
-        return self._peers.group is not None
+        return self.peers.group is not None
 
     @property
     def joined(self) -> bool:
         """Whether this learner joined a run under way."""
-        return self._peers.joined
+        return self.peers.joined
 
     @property
     def steps(self) -> int:
@@ -184,8 +182,7 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """What a restart needs besides the states of module and optimizer; save those two after this call."""
-        with self._warning.before_replacing():
-            self._runner.run(self.strategy.before_saving)
+        self._runner.save()
         return {"steps": self.steps, "strategy": self.strategy.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -198,15 +195,9 @@ class Learner:
         """Set the step count to `steps`, if this learner continues the work of another learner."""
         self._state.steps = steps
 
-    def reform(self, membership: Membership) -> None:
-        """Continue with these members; for strategies with `reforms_alone`. Any thread may call this."""
-        self._peers.reform(membership)
-
     def finish(self) -> None:
         """Take no more steps, and stay until no peer needs this learner. Only `consensus` may follow. Idempotent."""
-        if not self._runner.finished:
-            with self._warning.before_replacing():
-                self._runner.finish()
+        self._runner.finish()
 
     def close(self) -> None:
         """Finish, then leave. Idempotent."""
@@ -230,7 +221,7 @@ class Learner:
             return
         self._closed = True
         with contextlib.ExitStack() as last:  # calls in reverse order, each one even if another raises
-            last.callback(self._peers.close, "" if error is None else described(error))
+            last.callback(self.peers.close, "" if error is None else described(error))
             last.callback(self._hooks.remove)
             if error is not None:
                 last.callback(self.strategy.abandon)

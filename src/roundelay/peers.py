@@ -58,7 +58,7 @@ class Peers:
         self._attached = self._closed = self.joined = False
         self._ready = False  # the weights of this learner belong to the run
         self.group: ElasticGroup | None = None
-        self._agreed = membership is not None  # the caller has seen to it that all learners begin equal
+        self._agreed = membership is not None  # the caller has made sure that all learners begin with equal weights
         self.world = world or (None if transport else init())
         if self.world is not None and self.world.client is not None:
             self.group = _elastic_group(self.world, state, strategy, shards)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import traceback
 
-from roundelay.errors import RoundelayError
+from roundelay.errors import RoundelayError, described
 
 
 def is_path(text: str) -> bool:
@@ -34,6 +35,16 @@ def load(path: str, what: str, error: type[RoundelayError]) -> object:
             f"cannot import the {what} '{path}': {reason}; modules are looked for in the working directory and among "
             "installed packages"
         ) from reason
+    except Exception as reason:  # an error in the user's own module
+        raise error(f"cannot import the {what} '{path}': {located(reason)}") from reason
     if not hasattr(module, name):
         raise error(f"the module '{module_name}' has no '{name}'")
     return getattr(module, name)
+
+
+def located(error: BaseException) -> str:
+    """The kind and the message of an error in a user's code, with the file and the line that raised it."""
+    if isinstance(error, SyntaxError):  # its message has both
+        return described(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{described(error)} ({last.filename}, line {last.lineno})"

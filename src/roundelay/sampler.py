@@ -51,9 +51,9 @@ class ElasticSampler(Sampler[list[int]]):
         world: World | None = None,
     ) -> None:
         length = dataset if isinstance(dataset, int) else len(dataset)
-        for name, value in (("dataset", length), ("batch_size", batch_size), ("epochs", epochs)):
+        for name, value in (("a dataset", length), ("a batch_size", batch_size), ("epochs", epochs)):
             if value < 1:
-                raise ConfigError(f"ElasticSampler needs a {name} of at least 1, got {value}")
+                raise ConfigError(f"ElasticSampler needs {name} of at least 1, got {value}")
         if batches_per_step < 1:
             raise ConfigError(f"batches_per_step must be at least 1, got {batches_per_step}")
         self._chunks = Chunks(length, batch_size, seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from roundelay.checks import ChangeWarning, refuse_ddp_around, refuse_other_parameters
+from roundelay.checks import refuse_ddp_around, refuse_other_parameters
 from roundelay.clock import Steps
 from roundelay.hooks import GradientHooks, StepHooks
 from roundelay.strategy_runner import CHANGES, StrategyRunner
@@ -18,14 +18,13 @@ class StrategyHooks:
         module: what is trained.
         optimizer: the optimizer of the module.
         runner: runs the hooks of the strategy.
-        warning: told before the strategy replaces weights.
 
     Attributes:
         gradients: the hooks on gradients.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer, runner: StrategyRunner, warning: ChangeWarning) -> None:
-        self._module, self._optimizer, self._runner, self._warning = module, optimizer, runner, warning
+    def __init__(self, module: nn.Module, optimizer: Optimizer, runner: StrategyRunner) -> None:
+        self._module, self._optimizer, self._runner = module, optimizer, runner
         self._averaged = set(map(id, runner.replica.weights))
         self._looked_for_ddp = False
         self._failure: Exception | None = None  # raised while backward was running
@@ -65,7 +64,7 @@ class StrategyHooks:
 
     def _mix_in(self) -> Steps:
         self._runner.peers.check()
-        self._warning.warn_if_changed()
+        self._runner.warning.warn_if_changed()
         yield from self._runner.strategy.before_step()
 
     def _after_step(self) -> None:

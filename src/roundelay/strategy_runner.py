@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from roundelay.checks import ChangeWarning
 from roundelay.clock import Steps
 from roundelay.elastic import Result
 from roundelay.errors import DroppedError, MembershipChangedError, StrategyError
@@ -33,6 +34,7 @@ class StrategyRunner:
     Attributes:
         peers, replica: as given.
         strategy: the strategy of the learner.
+        warning: warns of changed weights that the strategy is about to replace.
         times: seconds that the hooks of the strategy have waited and worked.
         finished: this learner takes no more steps.
     """
@@ -40,6 +42,7 @@ class StrategyRunner:
     def __init__(self, peers: Peers, state: TrainingState, replica: Replica) -> None:
         self.peers, self.replica, self.strategy = peers, replica, peers.strategy
         self._state = state
+        self.warning = ChangeWarning(self.strategy, replica, peers.transport.rank)
         self.times = StepTimes()
         self.finished = False
         self._void = False  # the current step changes nothing: its gradient was dropped
@@ -81,10 +84,17 @@ class StrategyRunner:
             self.recover(error)
             self._void = False  # the current gradient was already applied
 
+    def save(self) -> None:
+        """Run the hook before the learner's state is saved."""
+        with self.warning.before_replacing():
+            self.run(self.strategy.before_saving)
+
     def finish(self) -> None:
-        """Run the hook after the last step."""
-        self.finished = True
-        self.run(self.strategy.finish)
+        """Run the hook after the last step. Idempotent."""
+        if not self.finished:
+            with self.warning.before_replacing():
+                self.finished = True
+                self.run(self.strategy.finish)
 
     def together(self, compute: Callable[[tuple[int, ...]], Result], timeout_s: float | None = None) -> Result:
         """The result of a collective of all living learners. The caller has let the strategy drain before."""

@@ -2,11 +2,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
-from roundelay.bench import namespaces, network
-from roundelay.bench.network import STRATEGIES, Settings, Strategy, time_to
+from roundelay.bench import namespaces, network, network_results
+from roundelay.bench.network import STRATEGIES, Row, Settings, compared, time_to
 from roundelay.cli import main
 from roundelay.errors import RoundelayError
 from roundelay.strategies.registry import strategy_named
@@ -23,17 +24,37 @@ def learner(steps, seconds, nbytes):
     return {"steps": steps, "seconds": seconds, "bytes": nbytes}
 
 
-def test_rows_compare_with_no_communication_and_with_ddps_last_loss():
-    settings = Settings(
-        ["1gbit"], strategies=[Strategy("none", "none"), Strategy("ddp", "ddp"), Strategy("fast", "adpsgd")]
-    )
-    measured = [[learner(100, 10, 0)] * 2, [learner(20, 10, 4000)] * 2, [learner(90, 10, 900), learner(70, 10, 700)]]
-    curves = [[(5.0, 9.0), (10.0, 8.0)], [(5.0, 3.0), (10.0, 2.0)], [(5.0, 2.5), (10.0, 1.5)]]
-    none, ddp, fast = network._rows(settings, "1gbit", measured, curves)
-    assert (none.steps_per_s, ddp.steps_per_s, fast.steps_per_s) == (20.0, 4.0, 16.0)
-    assert (ddp.ratio_to_none, fast.ratio_to_none) == (0.2, 0.8)
-    assert (ddp.bytes_per_step, fast.bytes_per_step) == (200.0, 10.0)
+def test_a_row_counts_the_steps_of_all_learners():
+    row = network._row("1gbit", "fast", [learner(90, 10, 900), learner(70, 10, 700)], [])
+    assert (row.steps_per_s, row.bytes_per_step) == (16.0, 10.0)
+
+
+def rows_of_three():
+    none = Row("1gbit", "none", 20.0, 0.0, [(5.0, 9.0), (10.0, 8.0)])
+    ddp = Row("1gbit", "ddp", 4.0, 200.0, [(5.0, 3.0), (10.0, 2.0)])
+    return [none, ddp, Row("1gbit", "fast", 16.0, 10.0, [(5.0, 2.5), (10.0, 1.5)])]
+
+
+def test_rows_compare_with_no_communication_and_with_ddps_last_loss_at_the_same_rate():
+    none, ddp, fast, alone = compared([*rows_of_three(), Row("50mbit", "fast", 1.0, 10.0, [(5.0, 1.0)])])
+    assert (none.ratio_to_none, ddp.ratio_to_none, fast.ratio_to_none) == (1.0, 0.2, 0.8)
     assert (none.ddp_loss_s, ddp.ddp_loss_s, fast.ddp_loss_s) == (None, 10.0, 7.5)
+    assert (alone.ratio_to_none, alone.ddp_loss_s) == (None, None)
+
+
+def test_a_file_of_results_grows_piece_by_piece(tmp_path):
+    path, settings = tmp_path / "network.json", Settings(["1gbit"], compute="language")
+    none, ddp, fast = rows_of_three()
+    network_results.add(path, settings, [none, replace(fast, steps_per_s=1.0)], {"command": "first"})
+    found = network_results.add(path, settings, [ddp, fast], {"command": "second"})
+    assert {row.strategy: row.ratio_to_none for row in found} == {"none": 1.0, "fast": 0.8, "ddp": 0.2}
+    assert [row.ddp_loss_s for row in found if row.strategy == "fast"] == [7.5]
+    assert [row.steps_per_s for row in network_results.read(path)] == [20.0, 16.0, 4.0]
+    slower = compared([replace(none, steps_per_s=10.0), replace(fast, steps_per_s=9.0)])
+    assert [row.ratio_to_none for row in network_results.add(path, settings, slower, {})] == [1.0, 0.9, 0.2]
+    assert json.loads(path.read_text())["pieces"][:2] == [{"command": "first"}, {"command": "second"}]
+    with pytest.raises(RoundelayError, match="name another file"):
+        network_results.add(path, replace(settings, slow=5.0), [ddp], {})
 
 
 @pytest.mark.parametrize(
@@ -111,9 +132,38 @@ def test_two_machines_are_joined_by_a_link_of_the_given_rate_and_are_gone_afterw
             subprocess.run(second.command([sys.executable, "-c", code]), check=True, timeout=60)
             rate_mbit = float(receiver.stdout.readline())
     assert rate_mbit == pytest.approx(19, rel=0.2)
+    assert not {first.name, second.name} & set(machine_names())
+
+
+KILLED = """
+import os, signal, subprocess, sys
+from roundelay.bench import namespaces
+with namespaces.machines(2) as (first, second):
+    subprocess.Popen(first.command(["sh", "-c", "echo started; sleep 100"]), stdout=sys.stdout)
+    print(first.name, second.name, flush=True)
+    sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@may_make_namespaces
+def test_a_killed_benchmark_leaves_no_process_and_its_machines_are_removed_at_the_next_start():
+    command = [sys.executable, "-c", KILLED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as killed:
+        lines = [killed.stdout.readline() for _ in range(2)]
+        killed.stdin.write("\n")
+        killed.stdin.close()
+        assert killed.stdout.read() == ""  # ends when the last process that has the pipe has ended
+    (names,) = (line.split() for line in lines if line != "started\n")
+    assert set(names) <= set(machine_names())
+    with namespaces.machines(1) as (machine,):
+        assert not set(names) & set(machine_names())
+        assert machine.name in machine_names()
+
+
+def machine_names():
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    assert first.name not in listed
-    assert second.name not in listed
+    return [line.split()[0] for line in listed.splitlines()]
 
 
 @may_make_namespaces

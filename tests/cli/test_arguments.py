@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from roundelay.cli.arguments import bandwidth, byte_count, dated_folder, duration, number, positive_int
+from roundelay.cli.arguments import bandwidth, byte_count, dated_folder, duration, number, output_path, positive_int
 
 
 @pytest.mark.parametrize(("text", "value"), [("165MB", 165e6), ("4G", 4e9), ("2.5 KB", 2500), ("1e6", 1e6)])
@@ -40,3 +40,19 @@ def test_the_default_directory_of_a_run_has_the_name_of_its_recipe(recipe, name)
     folder = dated_folder(recipe, "simulated-")
     assert folder.parent.name == "runs"
     assert re.fullmatch(rf"simulated-{re.escape(name)}-\d{{8}}-\d{{6}}", folder.name)
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path):
+    (tmp_path / "folder.svg").mkdir()
+    with pytest.raises(
+        argparse.ArgumentTypeError, match=r"cannot write '.*folder.svg': Is a directory; choose another"
+    ):
+        output_path(str(tmp_path / "folder.svg"))
+
+
+def test_looking_whether_a_file_can_be_written_leaves_it_as_it_was(tmp_path):
+    old, new = tmp_path / "old.svg", tmp_path / "new.svg"
+    old.write_text("a picture")
+    assert [output_path(str(old)), output_path(str(new))] == [old, new]
+    assert old.read_text() == "a picture"
+    assert not new.exists()

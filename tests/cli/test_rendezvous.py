@@ -30,7 +30,7 @@ LEFT = Ending(Path("elsewhere"), "a command", signal=None, stop_reason="", faile
         (["rendezvous", "--port", "99999"], "needs a port from 0 to 65535, got '99999'"),
         (["rendezvous", "--port", "-1"], "needs a port from 0 to 65535"),
         (["train", "tiny", "--tls", "FILE"], "cannot make the folder 'FILE' for a certificate: File exists"),
-        (["train", "tiny", "--secret-file", "SHORT"], "must be at least 32 hexadecimal digits"),
+        (["train", "tiny", "--secret-file", "SHORT"], "the secret in 'SHORT' must be at least 32 hexadecimal digits"),
         (["train", "tiny", "--secret-file", "ABSENT"], "cannot read --secret-file"),
         (["train", "tiny", "--here", "2"], "--here goes with --rendezvous"),
         (["train"], "train needs a RECIPE"),

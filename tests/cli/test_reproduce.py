@@ -75,3 +75,9 @@ def test_the_time_is_told_before_the_first_run(small_claims, capsys):
 
 def test_names_on_the_command_line_are_the_claims_that_exist():
     assert set(reproduce.CLAIM_NAMES) == set(papers.CLAIMS)
+
+
+def test_a_file_in_place_of_the_folder_is_refused(small_claims, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot make the folder '.*file': File exists; choose another --out"):
+        call("mixing", "--out", str(tmp_path / "file"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -35,10 +36,11 @@ def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextlib.contextmanager
-def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def ran(command: list[str]) -> Iterator[subprocess.Popen[str]]:
     """A run in the background; whatever happens, nothing of it is left."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     process = subprocess.Popen(
-        [*COMMAND, "--out", str(folder), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env=os.environ | {"PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         yield process
@@ -46,6 +48,10 @@ def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
         if process.poll() is None:
             kill(process)
         process.communicate()
+
+
+def started(folder: Path, *words: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return ran([*COMMAND, "--out", str(folder), *words])
 
 
 def wait_for_checkpoints(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
@@ -76,11 +82,17 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """A run whose processes were all killed somewhere in an epoch, after its second checkpoint."""
+    """A run whose processes were all killed somewhere in an epoch, after its second checkpoint.
+
+    Beside it: what `--resume` said while the run was running, and the process that ran it.
+    """
     folder = tmp_path_factory.mktemp("killed") / "run"
     with started(folder, *RUN, "--slow", "0:30") as process:
         wait_for_checkpoints(folder, 2, process)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            code = main(["train", "--out", str(folder), "--resume"])
         kill(process)
+    (folder.parent / "refused.json").write_text(json.dumps([code, said.getvalue(), process.pid]))
     return folder
 
 
@@ -131,7 +143,7 @@ def test_three_learners_go_on_where_four_were(killed, copy_of):
             "the run has optimizer.name sgd, and its checkpoints have no state for adam; go on",
         ),
         (["--set", "settings.hidden=99"], "weight '0.weight' has shape (99, 64), and the checkpoint has (128, 64)"),
-        (["--epochs", "1"], "epochs, more than 1; set at least so many"),
+        (["--epochs", "1"], "epochs, more than 1; set budget.epochs to at least"),
     ],
 )
 def test_a_change_that_does_not_fit_the_checkpoint_is_refused_and_changes_nothing(
@@ -146,28 +158,25 @@ def test_a_change_that_does_not_fit_the_checkpoint_is_refused_and_changes_nothin
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"} == before
 
 
-def test_a_run_that_is_running_cannot_be_resumed(tmp_path, capsys):
-    folder = tmp_path / "run"
-    with started(folder, *RUN, "--slow", "0:30,1:30,2:30,3:30") as process:
-        wait_for_checkpoints(folder, 1, process)
-        assert main(["train", "--out", str(folder), "--resume"]) == 2
-        said = capsys.readouterr().err
+def test_a_run_that_is_running_cannot_be_resumed(killed):
+    code, said, pid = json.loads((killed.parent / "refused.json").read_text())
+    assert code == 2
     assert said.count("\n") == 1
-    assert f"is in use by process {process.pid} on " in said
+    assert f"is in use by process {pid} on " in said
 
 
-def test_a_flipped_byte_is_refused_by_name_and_the_previous_checkpoint_offered(killed, copy_of):
+def test_a_flipped_byte_is_refused_by_name_and_the_previous_checkpoint_offered(killed, copy_of, capsys):
     folder = copy_of(killed)
     first, *_, last = checkpoint.complete(folder / "checkpoints")
     path = last.path(2)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0x10
     path.write_bytes(data)
-    ended = train(folder, "--resume")
-    assert ended.returncode == 2
-    assert ended.stderr.count("\n") == 1
-    assert f"{last.folder.name}/learner-2.safetensors' is torn or altered" in ended.stderr
-    assert "is whole: --resume" in ended.stderr
+    assert main(["train", "--out", str(folder), "--resume"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"{last.folder.name}/learner-2.safetensors' is torn or altered" in said
+    assert "is whole: --resume" in said
     assert checkpoint.choose(folder / "checkpoints", first.samples_seen).samples_seen == first.samples_seen
 
 
@@ -182,9 +191,11 @@ def stopped(process: subprocess.Popen[str], number: signal.Signals) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_ends_a_run_with_a_checkpoint_and_a_command_that_runs_as_printed(tmp_path, monkeypatch, number):
+    """Twice; and the run that is resumed goes on when a learner dies."""
     monkeypatch.chdir(tmp_path)
     folder = Path("my run")
-    with started(folder, *RUN, "--strategy", "adpsgd", "--slow", "0:20,1:20,2:20,3:20") as process:
+    words = ["--strategy", "adpsgd", "--set", "checkpoint.keep=9", "--slow", "0:20,1:20,2:20,3:20"]
+    with started(folder, *RUN, *words) as process:
         wait_for_checkpoints(folder, 1, process)
         printed = stopped(process, number)
     newest = checkpoint.choose(folder / "checkpoints")
@@ -194,32 +205,30 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_a_command_that_runs_as_printe
     with started(folder, "--resume", str(newest.samples_seen)) as process:  # the number is not printed again
         wait_for_checkpoints(folder, saved + 1, process)
         assert stopped(process, number) == printed
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    ended = subprocess.run(
-        printed,
-        shell=True,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads((folder / "results.json").read_text())["finished"]
-    assert ended.stdout.startswith("mean model, valid: loss")
-    assert "finished in" in ended.stdout
+    saved = len(checkpoint.complete(folder / "checkpoints"))
+    with ran(["bash", "-c", f"exec {printed}"]) as process:
+        wait_for_checkpoints(folder, saved + 1, process)
+        os.kill(children(process.pid)[2], signal.SIGKILL)
+        stdout, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, said
+    assert "learner 2 died (killed by SIGKILL); 3 live" in said, "the others go on"
+    results = json.loads((folder / "results.json").read_text())
+    assert results["finished"]
+    assert results["test"]["accuracy"] > 0.7
+    assert stdout.startswith("mean model, valid: loss")
+    assert "finished in" in stdout
 
 
-def test_a_graph_file_and_a_strategy_class_of_the_users_own_are_as_good_as_names(tmp_path, monkeypatch):
+def test_a_graph_file_and_a_strategy_class_of_the_users_own_are_as_good_as_names(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("square.edgelist").write_text("0 1\n1 2\n2 3\n3 0\n")
+    Path("pair.edgelist").write_text("0 1\n")
     Path("my_strategy.py").write_text("import roundelay\n\nclass Mine(roundelay.DPSGD):\n    pass\n")
-    assert main(["topology", "square.edgelist"]) == 0
-    ended = train(Path("run"), "--epochs", "1", "--topology", "square.edgelist", "--strategy", "my_strategy:Mine")
+    assert main(["topology", "pair.edgelist"]) == 0
+    words = ["--topology", "pair.edgelist", "--epochs", "1"]
+    ended = train(Path("run"), *words, "--learners", "2", "--strategy", "my_strategy:Mine")
     assert ended.returncode == 0, ended.stderr
-    ended = train(Path("other"), "--topology", "square.edgelist", "--learners", "3")
-    assert ended.returncode == 2
-    assert "is for 4 learners, but there are 3" in ended.stderr
+    assert main(["train", "tiny", "--out", "other", *words, "--learners", "3"]) == 2
+    assert "is for 2 learners, but there are 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("recipe", sorted(recipe_files.built_in()))
@@ -227,17 +236,6 @@ def test_the_configuration_of_a_recipe_is_shown_without_its_data(recipe, monkeyp
     monkeypatch.delenv("ROUNDELAY_DATA", raising=False)
     assert main(["train", recipe, "--show-config"]) == 0
     assert recipes.from_table(tomllib.loads(capsys.readouterr().out)).task
-
-
-def test_a_learner_that_dies_does_not_take_an_asynchronous_run_down(tmp_path):
-    folder = tmp_path / "run"
-    with started(folder, *RUN, "--strategy", "adpsgd", "--slow", "0:20,1:20,2:20,3:20") as process:
-        wait_for_checkpoints(folder, 1, process)
-        os.kill(children(process.pid)[2], signal.SIGKILL)
-        _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, said
-    assert "learner 2 died (killed by SIGKILL); 3 live" in said
-    assert json.loads((folder / "results.json").read_text())["test"]["accuracy"] > 0.7
 
 
 @pytest.mark.slow
@@ -271,10 +269,9 @@ def test_under_torchrun_the_command_joins_what_is_there(tmp_path):
     assert json.loads((folder / "results.json").read_text())["learners"] == 2
 
 
-def test_a_run_is_not_overwritten(whole):
-    ended = train(whole, *RUN)
-    assert ended.returncode == 2
-    assert "holds a run already; go on with it by --resume, or choose another --out" in ended.stderr
+def test_a_run_is_not_overwritten(whole, capsys):
+    assert main(["train", "tiny", "--out", str(whole), *RUN]) == 2
+    assert "holds a run already; go on with it by --resume, or choose another --out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_search_works_in_pages_of_folders_too(tab: Page, site):
     ("page", "language", "copied"),
     [
         ("theory.html", "console", "roundelay topology random-ring --learners 16"),
-        ("getting-started.html", "pycon", "import roundelay"),
+        ("plan.html", "pycon", "from roundelay.planning import Cluster, best_of_each, ranking, scaling"),
         ("training-loop.html", "diff", "import roundelay"),
     ],
 )

@@ -48,18 +48,6 @@ def python(code: str) -> str:
     return ended.stdout.strip()
 
 
-def test_import_roundelay_does_not_import_ray():
-    assert python("import roundelay, sys; roundelay.Learner; print('ray' in sys.modules)") == "False"
-
-
-def test_without_ray_the_error_names_the_extra():
-    said = python(
-        "import sys; sys.modules['ray'] = None\ntry:\n    import roundelay.integrations.ray\n"
-        "except ImportError as error:\n    print(error)"
-    )
-    assert said == "running learners on Ray needs the 'ray' extra; install it with: pip install 'roundelay[ray]'"
-
-
 @needs_ray
 def test_a_report_outside_of_a_run_is_refused():
     said = python(

@@ -60,7 +60,7 @@ def test_a_checkpoint_has_the_mean_of_the_learners_beside_it(folder):
     mean = load_file(checkpoint / "model.safetensors")
     learners = [torch.load(checkpoint / f"learner-{rank}.pt", weights_only=True) for rank in range(LEARNERS)]
     for name, value in mean.items():
-        expected = sum(learner["weights"][name] for learner in learners) / LEARNERS
+        expected = sum(learner["module"][name] for learner in learners) / LEARNERS
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
 
 
@@ -98,10 +98,11 @@ def test_a_subclass_trains_asynchronously_and_each_learner_logs_its_own_loss(saw
 
 
 def test_a_slow_learner_delays_no_other(saw):
-    """8 batches each; process 1 sleeps 0.05 s in every one."""
+    """8 batches of 2 samples with 8 tokens each; process 1 sleeps 0.05 s in every one."""
     fast, slow = (each["times"] for each in saw)
     assert len(fast) == len(slow) == 8
     assert fast[-1] < slow[-1] - 0.15
+    assert [each["tokens"] for each in saw] == [8 * 2 * 8] * 2, "each learner counts its own"
 
 
 def test_only_adapters_travel(folder, saw):
@@ -116,8 +117,8 @@ def test_only_adapters_travel(folder, saw):
     assert torch.equal(saw[0]["peft"], saw[1]["peft"])
     assert all(each["frozen kept"] for each in saw)
     saved = torch.load(folder / "peft" / "checkpoint-10" / "learner-0.pt", weights_only=True)
-    assert sum(value.numel() for name, value in saved["weights"].items() if "lora" in name) == 128
-    assert not any("wte" in name for name in saved["weights"])
+    assert sum(value.numel() for name, value in saved["module"].items() if "lora" in name) == 128
+    assert not any("wte" in name for name in saved["module"])
 
 
 def test_a_failure_is_told_to_the_others(saw):
@@ -128,7 +129,7 @@ def test_a_failure_is_told_to_the_others(saw):
 def test_the_script_of_the_page_saves_the_mean_of_its_adapters(folder):
     saved = load_file(folder / "trained" / "adapter_model.safetensors")
     last = max((folder / "out").glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
-    learners = [torch.load(last / f"learner-{rank}.pt", weights_only=True)["weights"] for rank in range(LEARNERS)]
+    learners = [torch.load(last / f"learner-{rank}.pt", weights_only=True)["module"] for rank in range(LEARNERS)]
     for name, value in saved.items():
         trained = name.replace(".weight", ".default.weight")
         torch.testing.assert_close(value, (learners[0][trained] + learners[1][trained]) / 2, rtol=0, atol=1e-6)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from roundelay.errors import ConfigError, DataError
+from roundelay.language.gpt import GPT
 from roundelay.language.task import Characters, CharactersConfig
-from roundelay.language.text import Text, find_text
+from roundelay.language.text import Text, find_text, read_text
 from roundelay.simulation.compute import constant
 from roundelay.simulation.network import Links
 from roundelay.simulation.recipe import SimulatedRun
@@ -50,7 +51,7 @@ def test_a_folder_or_the_variable_names_the_text(text_file, monkeypatch):
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     (tmp_path / "noise").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="as UTF-8 text"):
-        Text.read(str(tmp_path / "noise"))
+        read_text(str(tmp_path / "noise"))
 
 
 def test_samples_are_pieces_of_the_training_text_near_their_place(task):
@@ -98,9 +99,53 @@ def test_settings_that_cannot_work_are_refused(settings, message):
         resolve(table, data=False)
 
 
-def test_a_text_that_is_shorter_than_the_context_is_refused(text_file):
-    with pytest.raises(DataError, match="it needs more than context"):
-        Characters(CharactersConfig(str(text_file), context=1000), seed=0)
+@pytest.mark.parametrize(("characters", "context"), [(0, 1), (19, 1), (4500, 225)])
+def test_a_text_without_a_whole_piece_for_validation_is_refused_before_learners_start(tmp_path, characters, context):
+    """A twentieth of 4,500 characters is 225, and a piece has one character more than its context."""
+    file = tmp_path / "text"
+    file.write_text((TEXT * 2)[:characters])
+    config = CharactersConfig(str(file), context=context)
+    with pytest.raises(DataError, match=f"has {characters:,} characters; a context of {context} needs about"):
+        Characters.check_data(config)
+
+
+def test_the_shortest_text_that_is_long_enough_trains_and_is_evaluated(tmp_path):
+    (tmp_path / "text").write_text(TEXT[:4500])
+    config = CharactersConfig(str(tmp_path / "text"), layers=1, width=4, heads=1, context=224)
+    Characters.check_data(config)
+    task = Characters(config, seed=0)
+    with torch.no_grad():
+        assert task.evaluate(task.module(), "valid")["samples"] == 1
+
+
+def parameter_count(tokens, context, layers, width):
+    """Two embeddings; per block 12 C^2 weights, 9 C biases and 4 C of LayerNorm; the last LayerNorm."""
+    return (tokens + context) * width + layers * (12 * width**2 + 13 * width) + 2 * width
+
+
+@pytest.mark.parametrize(
+    ("settings", "parameters"),
+    [
+        ({}, 0.81e6),
+        ({"layers": 12, "width": 768, "heads": 12, "context": 1024}, 85.9e6),
+        ({"layers": 12, "width": 924, "heads": 12, "context": 1024}, 124e6),
+    ],
+)
+def test_settings_give_the_size_of_the_model(tmp_path, settings, parameters):
+    (tmp_path / "text").write_text(TEXT * 5)
+    config = resolve(table_of("shakespeare") | {"settings": settings | {"data": str(tmp_path / "text")}})
+    task = Characters(config.settings, seed=0)
+    sizes, tokens = task.config, len(set(TEXT))
+    with torch.device("meta"):  # shapes without memory
+        count = sum(weight.numel() for weight in task.module().parameters())
+    assert count == parameter_count(tokens, sizes.context, sizes.layers, sizes.width)
+    assert count == pytest.approx(parameters, rel=0.01)
+
+
+def test_with_gpt_2s_vocabulary_the_model_has_124_million_parameters():
+    with torch.device("meta"):
+        model = GPT(tokens=50257, context=1024, layers=12, width=768, heads=12)
+    assert sum(weight.numel() for weight in model.parameters()) == parameter_count(50257, 1024, 12, 768) == 124_439_808
 
 
 @pytest.mark.parametrize("recipe", [name for name in built_in() if name.startswith("shakespeare")])

@@ -56,6 +56,15 @@ def test_every_figure_of_a_small_corpus(folder):
     assert len(found.cases) == sum(found.problems.values())
 
 
+def test_without_a_lexicon_words_that_are_not_in_training_are_unknown(tmp_path):
+    save(tmp_path / "a.wav", noise(1.0))
+    rows = "a.wav\ttrain\tone two\n", "a.wav\ttest\tone zebra zebra\n"
+    (tmp_path / "manifest.tsv").write_text(
+        "id\tpath\tsplit\ttext\n" + "".join(f"{i}\t{row}" for i, row in enumerate(rows))
+    )
+    assert summary(manifest(tmp_path)).unknown_words == {"zebra": 2}
+
+
 def test_headers_alone_give_the_lengths(folder):
     found = summary(manifest(folder), quick=True)
     assert found.splits["train"].hours == pytest.approx(3 / 3600)

@@ -9,9 +9,9 @@ from roundelay.speech.model import FRAMES_AT_ONCE, AcousticModel, ModelConfig, l
 PAPERS = ModelConfig(layers=6, width=512, bottleneck=256)
 
 
-def small(seed=0):
+def small(seed=0, stack=1):
     torch.manual_seed(seed)
-    return AcousticModel(5, 7, ModelConfig(layers=2, width=6, bottleneck=4))
+    return AcousticModel(5, 7, ModelConfig(layers=2, width=6, bottleneck=4, stack=stack))
 
 
 def lstm_weights(inputs, width):
@@ -28,18 +28,33 @@ def test_the_papers_model_has_43_million_parameters_and_164_mebibytes():
     assert round(4 * count / 2**20, 1) == 164.6
 
 
-def test_padding_is_not_seen_by_the_backward_lstm():
-    model, frames = small(), torch.randn(9, 5)
+@pytest.mark.parametrize(("stack", "length"), [(1, 9), (3, 9), (3, 10)])
+def test_padding_is_not_seen_by_the_backward_lstm(stack, length):
+    model, frames = small(stack=stack), torch.randn(length, 5)
     alone = model(frames[None])
     padded = torch.full((2, 15, 5), 1e3)
-    padded[0, :9] = frames
-    together = model(padded, torch.tensor([9, 15]))
-    torch.testing.assert_close(together[0, :9], alone[0])
-    assert not torch.allclose(model(padded)[0, :9], alone[0])  # without lengths it would be
+    padded[0, :length] = frames
+    together = model(padded, torch.tensor([length, 15]))
+    torch.testing.assert_close(together[0, :length], alone[0])
+    assert not torch.allclose(model(padded)[0, :length], alone[0])  # without lengths it would be
 
 
-def test_posteriors_of_an_utterance_do_not_depend_on_those_beside_it():
-    model, rng = small(), np.random.default_rng(0)
+def test_a_step_of_stacked_frames_gives_each_frame_its_own_logits():
+    model, plain, frames = small(stack=3), small(), torch.randn(2, 12, 5)
+    steps, _ = model.lstm(frames.reshape(2, 4, 15))
+    expected = model.output(model.bottleneck(steps).reshape(2, 12, 4))
+    torch.testing.assert_close(model(frames), expected)
+    assert model(frames[:, :10]).shape == (2, 10, 7)
+    inputs = lstm_weights(15, 6) - lstm_weights(
+        5, 6
+    )  # the only other difference is the bottleneck, three times as wide
+    added = sum(w.numel() for w in model.parameters()) - sum(w.numel() for w in plain.parameters())
+    assert added == inputs + 2 * 4 * (12 + 1)
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_posteriors_of_an_utterance_do_not_depend_on_those_beside_it(stack):
+    model, rng = small(stack=stack), np.random.default_rng(0)
     frames = {str(n): rng.standard_normal((n, 5)).astype(np.float16) for n in (3, 40, 1, 17)}
     together = log_posteriors(model, frames)
     assert list(together) == list(frames)

@@ -51,3 +51,14 @@ def test_what_strategies_say_of_themselves():
     assert SuperLearner(ADPSGD(), 2).uses_collectives
     assert SuperLearner(ADPSGD(), 2).reforms_alone
     assert not SuperLearner(DPSGD(), 2).reforms_alone
+
+
+def test_a_class_with_an_argument_that_no_option_gives_is_refused_with_its_name(tmp_path, monkeypatch):
+    (tmp_path / "own_strategy.py").write_text(
+        "import roundelay\nclass Own(roundelay.Strategy):\n    def __init__(self, pace): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        StrategyError, match=r"'own_strategy:Own' cannot be made by its name: .*'pace'; give its arguments"
+    ):
+        strategy_named("own_strategy:Own", topology="ring")

@@ -142,7 +142,7 @@ def test_abandon_before_attach_does_nothing():
 
 @pytest.mark.parametrize("between", [Allreduce(), DelayByOne("gradients"), SuperLearner(DPSGD(ring(1)), 2)])
 def test_strategies_that_average_gradients_do_not_fit_between(between):
-    with pytest.raises(StrategyError, match="averages gradients; use DPSGD, ADPSGD or DelayByOne"):
+    with pytest.raises(StrategyError, match="averages gradients; use ADPSGD, DPSGD, LocalSGD or DelayByOne"):
         SuperLearner(between, 2)
 
 
@@ -173,3 +173,8 @@ def test_synchronous_groups_cannot_re_form_without_a_meeting():
     strategy.attach(Replica(torch.nn.Linear(2, 2)), network.transports[0], Membership.of(4))
     with pytest.raises(StrategyError, match="DPSGD learners must meet"):
         strategy.reform(Membership.of(4).without(2).without(3))
+
+
+def test_the_name_of_a_strategy_is_no_strategy_between_groups():
+    with pytest.raises(StrategyError, match=r"needs the strategy between groups, such as ADPSGD\(\), got 'adpsgd'"):
+        SuperLearner("adpsgd")

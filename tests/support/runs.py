@@ -18,6 +18,7 @@ from roundelay.cluster.rendezvous.server import RendezvousServer
 from roundelay.cluster.rendezvous.state import RendezvousState
 from roundelay.training import checkpoint, run_directory
 from roundelay.training.config import Config
+from roundelay.training.other_machines import RunFiles
 from roundelay.training.recipes import resolve, task_of
 from roundelay.training.trainer import Trainer
 from roundelay.training.worker import run_spec
@@ -78,7 +79,7 @@ def run_in_threads(
             client.register(run_spec(config), ("", 0), rank)
             with _SEEDING:
                 task = task_of(config)
-                trainer = Trainer(config, folder, task, world, client=client, endpoint=world, elastic=False)  # type: ignore[arg-type]
+                trainer = Trainer(config, RunFiles(folder), task, world, client=client, endpoint=world, elastic=False)  # type: ignore[arg-type]
             prepare(trainer)
             trainer.finished = trainer.run(resumed)  # type: ignore[attr-defined]
             return trainer

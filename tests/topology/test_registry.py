@@ -60,3 +60,42 @@ def test_one_mixing_is_a_family_of_one_size():
 def test_a_family_that_cannot_be_says_why(topology, words):
     with pytest.raises(TopologyError, match=words):
         family(topology)(4)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def graph(size):\n    raise ValueError('no')\n", r"failed for 4 learners: ValueError: no \(.*py, line 2\)"),
+        ("def (\n", r"cannot import the topology .*SyntaxError: invalid syntax .*py, line 1\)"),
+        ("x = 1\n1 / 0\n", r"cannot import the topology .*ZeroDivisionError: .*py, line 2\)"),
+    ],
+    ids=["raises", "syntax", "import"],
+)
+def test_an_error_in_the_users_own_code_is_named_with_its_line(code, words, tmp_path, monkeypatch, request):
+    name = f"own_{request.node.callspec.id}"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TopologyError, match=words):
+        family(f"{name}:graph")(4)
+
+
+def test_a_file_that_is_no_matrix_of_numpy_is_refused_without_advice_to_unpickle_it(tmp_path):
+    (tmp_path / "text.npy").write_text("no")
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(TopologyError, match=r"cannot read .*text.npy as .npy") as refused:
+        family(str(tmp_path / "text.npy"))
+    assert "pickle" not in str(refused.value)
+    with pytest.raises(TopologyError, match=r"folder.csv: it is a folder"):
+        family(str(tmp_path / "folder.csv"))
+
+
+@pytest.mark.parametrize("topology", [None, 3])
+def test_what_is_no_topology_is_refused_with_what_is_one(topology):
+    with pytest.raises(TopologyError, match=rf"a topology is a name, .* or a Mixing, got {topology}"):
+        family(topology)
+
+
+@pytest.mark.parametrize("size", [2.5, "8"])
+def test_a_number_of_learners_that_is_not_whole_is_refused(size):
+    with pytest.raises(TopologyError, match=f"ring needs a whole number of learners, got {size!r}"):
+        ring(size)

@@ -98,7 +98,9 @@ def test_a_manifest_that_is_no_manifest_is_refused_by_name(tmp_path):
     save_all(tmp_path, 100)
     manifest = next(tmp_path.rglob("manifest.json"))
     manifest.write_text(manifest.read_text()[:-20])
-    with pytest.raises(CheckpointError, match=r"manifest\.json' is torn or altered.*no other checkpoint is whole"):
+    with pytest.raises(
+        CheckpointError, match=r"manifest\.json' is torn or altered.*no other checkpoint is whole, so begin a new run"
+    ):
         choose(tmp_path)
 
 
@@ -111,10 +113,12 @@ def test_a_manifest_cannot_point_out_of_its_folder(tmp_path):
 
 
 def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path):
-    with pytest.raises(CheckpointError, match="there is no complete checkpoint"):
+    with pytest.raises(CheckpointError, match=r"there is no complete checkpoint.*begin a new run with another --out"):
         choose(tmp_path)
     save_all(tmp_path, 100)
-    with pytest.raises(CheckpointError, match="there is no checkpoint at 7; there are 100"):
+    with pytest.raises(
+        CheckpointError, match="there is no checkpoint at 7 samples; give --resume one of these numbers of samples: 100"
+    ):
         choose(tmp_path, 7)
 
 

@@ -73,7 +73,7 @@ def test_a_broken_file_is_refused_with_its_line(tmp_path):
         ({"slow": "0:nan"}, "slow needs .* got '0:nan'"),
         ({"slow": "0:0.5"}, "slow needs .* got '0:0.5'"),
         ({"optimizer.momentum": "2"}, "optimizer.momentum must be at least 0 and below 1, got 2.0"),
-        ({"optimizer.lr": "inf"}, "optimizer.lr must be at least 0, got inf"),
+        ({"optimizer.lr": "inf"}, "optimizer.lr must be at least 0 and finite, got inf"),
         ({"settings.dropout": "5"}, "settings.dropout must be at least 0 and below 1, got 5.0"),
         (
             {"max_lead": "3", "strategy": "dpsgd"},
@@ -107,3 +107,16 @@ def test_a_task_of_the_users_own_needs_no_change_of_ours(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     assert recipes.task_class("my_task:Mine").judged_by == "-loss"
+
+
+def test_a_task_that_lacks_methods_is_refused_with_their_names(tmp_path, monkeypatch):
+    (tmp_path / "own_half_task.py").write_text("import roundelay\nclass Half(roundelay.Task):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"'own_half_task:Half' does not define .*batch, .*loss"):
+        recipes.task_class("own_half_task:Half")
+
+
+def test_a_file_without_a_task_is_refused(tmp_path):
+    (tmp_path / "empty.toml").touch()
+    with pytest.raises(ConfigError, match="the key 'task' is missing; give a task as module:Class"):
+        recipes.resolve(recipes.table_of(str(tmp_path / "empty.toml")))

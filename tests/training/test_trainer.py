@@ -35,7 +35,7 @@ def test_a_run_leaves_a_model_results_and_metrics(tmp_path, strategy):
     assert results["finished"]
     assert results["samples"] == 2600
     assert results["test"]["accuracy"] > 0.3
-    assert sum(trainer.step.counts.samples for trainer in trainers) == 2600
+    assert sum(trainer.loop.step.counts.samples for trainer in trainers) == 2600
     rows = list(read_rows(tmp_path / "run" / "metrics.jsonl"))
     assert {row["learner"] for row in rows if row["kind"] == "learner"} == {0, 1, 2}
     assert {row["split"] for row in rows if row["kind"] == "evaluation"} == {"valid", "test"}
@@ -49,8 +49,8 @@ def test_a_module_of_one_learner_is_trained_as_torch_alone_would(tmp_path):
     task = trainer.task
     module = task.module()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    for number in range(trainer.partition.total):
-        loss = task.loss(module, task.batch(trainer.partition.chunks.samples(number), torch.Generator()))
+    for number in range(trainer.part.partition.total):
+        loss = task.loss(module, task.batch(trainer.part.partition.chunks.samples(number), torch.Generator()))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -80,8 +80,8 @@ def test_an_asynchronous_run_resumes_and_counts_every_number_once(tmp_path, shar
     (saved,) = checkpoint.complete(tmp_path / "run" / "checkpoints")[-1:]
     assert saved.samples_seen < 2600
     trainers = run_in_threads(config, tmp_path / "run", samples_seen=saved.samples_seen)
-    used = Counter(number for trainer in trainers for number in trainer.position.used)
-    assert used == Counter(range(trainers[0].partition.total))
+    used = Counter(number for trainer in trainers for number in trainer.part.position.used)
+    assert used == Counter(range(trainers[0].part.partition.total))
 
 
 def stop_learner_after(rank: int, steps: int, monkeypatch):
@@ -98,16 +98,16 @@ def stop_learner_after(rank: int, steps: int, monkeypatch):
     monkeypatch.setattr(stopping_module, "StopRequest", Recorded)
 
     def prepare(trainer):
-        step = trainer._step
+        step = trainer.loop._step
 
         def counted(*args):
             step(*args)
-            if trainer.world.rank == rank and trainer.position.steps == steps:
+            if trainer.part.world.rank == rank and trainer.part.position.steps == steps:
                 asked.append(rank)
                 for stop in stops:
                     stop.request()
 
-        trainer._step = counted
+        trainer.loop._step = counted
 
     return prepare
 
@@ -133,7 +133,7 @@ def test_other_learners_go_on_from_the_mean(tmp_path, strategy, before, after, c
     assert f"{after} learners go on from the mean of the {before} that saved" in caplog.text
     drawn = {number for state in states for number in state["used"].tolist()}
     done = len(drawn) or states[0]["position"]["steps"] * before
-    assert sum(trainer.position.steps for trainer in trainers) == trainers[0].partition.total - done
+    assert sum(trainer.part.position.steps for trainer in trainers) == trainers[0].part.partition.total - done
 
 
 @pytest.mark.parametrize("strategy", ["adpsgd", "dpsgd", "allreduce"])
@@ -143,12 +143,12 @@ def test_a_gradient_that_is_not_finite_is_skipped_counted_and_never_spreads(tmp_
 
         def spoiled(module, batch):
             value = loss(module, batch)
-            return value * float("nan") if trainer.world.rank == 1 and trainer.position.steps == 5 else value
+            return value * float("nan") if trainer.part.world.rank == 1 and trainer.part.position.steps == 5 else value
 
         trainer.task.loss = spoiled
 
     trainers = run_in_threads(tiny_config(strategy=strategy, learners=3, **SHORT), tmp_path / "run", prepare=poison)
-    skipped = [trainer.step.counts.skipped for trainer in trainers]
+    skipped = [trainer.loop.step.counts.skipped for trainer in trainers]
     assert skipped == ([1, 1, 1] if strategy == "allreduce" else [0, 1, 0])
     assert all(torch.isfinite(each).all() for each in weights(tmp_path / "run").values())
     for trainer in trainers:
@@ -159,7 +159,7 @@ def test_a_run_that_stays_non_finite_stops_and_names_the_last_good_checkpoint(tm
     def poison(trainer):
         loss = trainer.task.loss
         trainer.task.loss = lambda module, batch: (
-            loss(module, batch) * (float("inf") if trainer.position.steps > 40 else 1.0)
+            loss(module, batch) * (float("inf") if trainer.part.position.steps > 40 else 1.0)
         )
 
     config = tiny_config(learners=1, **SHORT)
@@ -173,13 +173,13 @@ def test_the_learning_rate_follows_the_samples_of_all_learners(tmp_path):
     seen: dict[int, list[float]] = {0: [], 1: []}
 
     def watch(trainer):
-        step = trainer._step
+        step = trainer.loop._step
 
         def recorded(*args):
             step(*args)
-            seen[trainer.world.rank].append(trainer.optimizer.param_groups[0]["lr"])
+            seen[trainer.part.world.rank].append(trainer.optimizer.param_groups[0]["lr"])
 
-        trainer._step = recorded
+        trainer.loop._step = recorded
 
     schedule = {"reference_batch": 20, "warmup_epochs": 1.0}
     run_in_threads(
@@ -195,8 +195,8 @@ def test_the_learning_rate_follows_the_samples_of_all_learners(tmp_path):
 def test_a_slow_learner_does_less_and_every_sample_is_used_once_an_epoch(tmp_path):
     config = tiny_config(learners=3, slow="0:20", **SHORT | {"data": {"batch": 20, "sharding": "dynamic"}})
     trainers = run_in_threads(config, tmp_path / "run")
-    used = Counter(number for trainer in trainers for number in trainer.position.used)
-    assert used == Counter(range(trainers[0].partition.total))
-    samples = [sample for number in used for sample in trainers[0].partition.chunks.samples(number)]
+    used = Counter(number for trainer in trainers for number in trainer.part.position.used)
+    assert used == Counter(range(trainers[0].part.partition.total))
+    samples = [sample for number in used for sample in trainers[0].part.partition.chunks.samples(number)]
     assert Counter(samples) == Counter(dict.fromkeys(range(1300), 2))
-    assert trainers[0].position.steps < min(trainer.position.steps for trainer in trainers[1:])
+    assert trainers[0].part.position.steps < min(trainer.part.position.steps for trainer in trainers[1:])

@@ -16,7 +16,8 @@ def test_a_worker_that_fails_says_why_in_its_last_line(tmp_path, monkeypatch):
     nowhere = Ticket(("127.0.0.1", 9), {"ROUNDELAY_SECRET": "5e" * 32}, learners=4)  # nothing listens there
     monkeypatch.setenv("ROUNDELAY_TICKET", str(nowhere))
     run_directory.begin(tmp_path / "run", resolve(table_of("tiny")), "a test")
-    command = [sys.executable, "-m", "roundelay.training.worker", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "roundelay.training.worker", str(tmp_path / "run"), "metrics.jsonl"]
+    command += ["--files", "127.0.0.1:9"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     said = ended.stderr.splitlines()[-1]

@@ -166,7 +166,7 @@ def test_no_bit_of_a_call_can_be_changed_on_the_way(position, bit):
 def test_another_learner_than_expected_is_refused_by_both_ends():
     with answering(rank=2) as (address, outcome), pytest.raises(ConnectionError):
         handshake.connect(address, mine(), 1, SECURITY)
-    assert "learner 0 expected learner 1 here, which is learner 2" in str(outcome[0])
+    assert "learner 0 expected learner 1 here, but this is learner 2" in str(outcome[0])
 
 
 def test_an_answer_in_the_name_of_another_learner_is_refused():

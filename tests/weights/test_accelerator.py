@@ -1,6 +1,9 @@
 """Weights on an accelerator, tried on an adversarial device: the same numbers as on the host, and every wait is needed."""
 
 import functools
+import inspect
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -199,3 +202,97 @@ def test_parameters_replaced_by_another_dtype_are_followed():
     replica.end_step(mirror)
     replica.wait_until_readable()
     assert (mirror.views[0] == 2.0).all()
+
+
+class ComputeAwareStream(AdversarialStream):
+    """After the compute stream has written to the corrections, what is queued is not ordered with that until it waits."""
+
+    def compute_has_written(self):
+        self._ordered = False
+
+
+SOURCE = Path(inspect.getsourcefile(AcceleratorReplica)).read_text().splitlines()
+WAITS = [
+    number
+    for number, line in enumerate(SOURCE)
+    if re.search(r"\.(wait_for_compute|hold_compute|synchronize|wait_until_corrected)\(", line)
+]
+
+
+def without_line(number):
+    """The class AcceleratorReplica without one line."""
+    lines = list(SOURCE)
+    if number is not None:
+        lines[number] = re.sub(r"\S.*", "pass", lines[number])
+    names = {"__name__": "mutated"}
+    exec(compile("\n".join(lines), "mutated", "exec", dont_inherit=True), names)
+    made = names["AcceleratorReplica"]
+    forget = made._forget_corrections
+
+    def forget_and_say_so(self):
+        forget(self)
+        self._stream.compute_has_written()
+
+    made._forget_corrections = forget_and_say_so
+    return made
+
+
+def story(made):
+    """Weights and mirrors in a life of one replica: corrections before and after steps, a restart, a copy of the mirror."""
+    module = nn.Linear(6, 1, bias=False, dtype=torch.float64)
+    nn.init.zeros_(module.weight)
+    replica = made(module, lambda device: ComputeAwareStream())
+    mirror = replica.mirror()
+    seen = []
+
+    def exchange(value):
+        replica.wait_until_readable()
+        correction = torch.full((6,), value, dtype=torch.float64)
+        mirror.pieces[0].add_(correction)
+        replica.correct(0, correction, 1.0)
+        return correction
+
+    def step(value):
+        replica.begin_step(mirror)
+        module.weight.data.add_(value)
+        replica.end_step(mirror)
+
+    def look():
+        seen.extend([module.weight.detach().flatten().tolist()])
+
+    def reuse(correction):
+        replica.wait_until_corrected()
+        correction.fill_(1e6)  # the buffer of the next request
+
+    reuse(exchange(1.0))  # before the first step
+    step(10.0)
+    look()
+    exchange(2.0)
+    step(20.0)
+    look()
+    replica.wait_until_readable()
+    seen.append(mirror.pieces[0].tolist())
+    exchange(4.0)
+    replica.restart(mirror)  # the correction is dropped
+    seen.append(mirror.pieces[0].tolist())
+    exchange(8.0)
+    step(40.0)
+    look()
+    exchange(16.0)
+    replica.copy_from(mirror)
+    look()
+    exchange(32.0)
+    step(80.0)
+    look()
+    return np.array(seen)
+
+
+def test_a_replica_follows_every_correction():
+    expected = [11.0, 33.0, 33.0, 33.0, 81.0, 97.0, 209.0]
+    np.testing.assert_array_equal(story(without_line(None)), np.outer(expected, np.ones(6)))
+
+
+@pytest.mark.parametrize("number", WAITS, ids=[SOURCE[number].strip()[:50] for number in WAITS])
+def test_without_any_single_wait_the_numbers_are_wrong(number):
+    wrong = story(without_line(number))
+    assert not np.array_equal(wrong, story(without_line(None)), equal_nan=True), SOURCE[number]

@@ -7,17 +7,19 @@ is another machine.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from roundelay.errors import RoundelayError
 
 PREFIX = "rdly"
 INTERFACE = "eth0"  # inside a namespace
-NEEDED = ("ip", "tc", "unshare")
+NEEDED = ("ip", "tc", "unshare", "setpriv")
 BURST_BYTES = 131072  # sent at full speed before the limit applies: two of the largest segments
 QUEUE_MS = 50  # what a link buffers
 
@@ -30,8 +32,10 @@ class Machine:
     address: str
 
     def command(self, arguments: Sequence[str]) -> list[str]:
-        """The command that runs `arguments` on this machine."""
-        return ["ip", "netns", "exec", self.name, "unshare", "--pid", "--fork", "--mount-proc", "--", *arguments]
+        """The command that runs `arguments` on this machine. What it starts is killed when this process ends."""
+        with_parent = ["setpriv", "--pdeathsig", "KILL"]
+        own_processes = ["unshare", "--pid", "--kill-child", "--mount-proc", "--"]
+        return [*with_parent, "ip", "netns", "exec", self.name, *own_processes, *arguments]
 
 
 def check_available() -> None:
@@ -49,10 +53,13 @@ def check_available() -> None:
 def machines(count: int, *, subnet: str = "10.213.7") -> Iterator[list[Machine]]:
     """`count` machines that reach each other over a bridge. They are gone when the block ends.
 
+    Machines that a killed process has left behind are removed first.
+
     Raises RoundelayError if the kernel refuses.
     """
     check_available()
-    bridge, made = f"{PREFIX}{os.getpid() % 100000}", []
+    _remove_leftovers()
+    bridge, made = f"{PREFIX}{os.getpid()}", []
     try:
         _run("ip", "link", "add", bridge, "type", "bridge")
         _run("ip", "link", "set", bridge, "up")
@@ -62,9 +69,20 @@ def machines(count: int, *, subnet: str = "10.213.7") -> Iterator[list[Machine]]
             _add(machine, bridge, number)
         yield made
     finally:
-        for machine in made:
-            subprocess.run(["ip", "netns", "del", machine.name], check=False, capture_output=True)
-        subprocess.run(["ip", "link", "del", bridge], check=False, capture_output=True)
+        _remove(bridge, [machine.name for machine in made])
+
+
+def _remove(bridge: str, names: Sequence[str]) -> None:
+    for command in (*(["ip", "netns", "del", name] for name in names), ["ip", "link", "del", bridge]):
+        subprocess.run(command, check=False, capture_output=True)
+
+
+def _remove_leftovers() -> None:
+    """Remove the machines of processes that no longer exist. Their names have the number of their process."""
+    listed = subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True).stdout
+    for name, bridge, process in re.findall(rf"^(({PREFIX}(\d+))n\d+)\b", listed, re.MULTILINE):
+        if not Path("/proc", process).exists():
+            _remove(bridge, [name])
 
 
 def _add(machine: Machine, bridge: str, number: int) -> None:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from roundelay.bench.local import running
 from roundelay.bench.namespaces import INTERFACE, Machine, machines, shape
 from roundelay.errors import RoundelayError
 from roundelay.language.text import find_text
+from roundelay.strategies import registry
 
 PORT = 29400
-EVALUATED_PIECES = 100  # of the validation text
+EVALUATED_PIECES = 200  # of the validation text
+ROUNDS = 3  # of local-sgd that a case lasts at least
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,12 @@ STRATEGIES = (
     Strategy("local-sgd complete", "local-sgd", {"topology": "complete"}),
     Strategy("local-sgd complete int8", "local-sgd", {"topology": "complete", "compress": "int8"}),
     Strategy("local-sgd complete overlap", "local-sgd", {"topology": "complete", "overlap": True}),
+    Strategy(
+        "local-sgd complete int8 overlap", "local-sgd", {"topology": "complete", "compress": "int8", "overlap": True}
+    ),
     Strategy("local-sgd pairs", "local-sgd", {"topology": "random-matching"}),
     Strategy("local-sgd pairs int8", "local-sgd", {"topology": "random-matching", "compress": "int8"}),
+    Strategy("local-sgd pairs overlap", "local-sgd", {"topology": "random-matching", "overlap": True}),
 )
 
 
@@ -55,7 +61,7 @@ class Settings:
         compute: "emulated" or "language".
         strategies: the lines of the result.
         learners: number of machines.
-        seconds: per case.
+        seconds: per case; one of local-sgd lasts at least `ROUNDS` rounds.
         parameters: of the emulated model.
         step_s: of the emulated model.
         every: local steps of local-sgd.
@@ -76,8 +82,10 @@ class Settings:
 
     def case(self, strategy: Strategy) -> dict[str, Any]:
         """As the workers take it."""
-        options = dict(strategy.options) | ({"every": self.every} if strategy.name == "local-sgd" else {})
-        named = {"strategy": strategy.name, "options": options}
+        options, least_steps = dict(strategy.options), 0
+        if strategy.name in registry.STRATEGIES and registry.takes_option(strategy.name, "every"):
+            options["every"], least_steps = self.every, ROUNDS * self.every
+        named = {"strategy": strategy.name, "options": options, "least_steps": least_steps}
         kept = ("compute", "seconds", "parameters", "step_s", "slow", "data")
         return named | {name: getattr(self, name) for name in kept}
 
@@ -90,19 +98,19 @@ class Row:
         rate: of every link.
         strategy: its label.
         steps_per_s: of all learners together.
-        ratio_to_none: steps_per_s divided by steps_per_s without communication.
         bytes_per_step: bytes that a machine sends in one of its own steps.
         losses: language: (seconds, validation loss of the mean model), at equal times.
+        ratio_to_none: steps_per_s divided by steps_per_s without communication; None if that was not measured.
         ddp_loss_s: language: seconds until the loss that DDP has at its end; None if it was not reached.
     """
 
     rate: str
     strategy: str
     steps_per_s: float
-    ratio_to_none: float
     bytes_per_step: float
-    losses: list[tuple[float, float]]
-    ddp_loss_s: float | None
+    losses: Sequence[tuple[float, float]] = ()
+    ratio_to_none: float | None = None
+    ddp_loss_s: float | None = None
 
 
 def run(settings: Settings, progress: Callable[[str, str], None] = lambda rate, strategy: None) -> list[Row]:
@@ -118,7 +126,7 @@ def run(settings: Settings, progress: Callable[[str, str], None] = lambda rate, 
             for host in hosts:
                 shape(host, None if rate == "none" else rate)
             rows += _measure_rate(settings, rate, hosts, Path(folder), progress)
-    return rows
+    return compared(rows)
 
 
 def _measure_rate(
@@ -140,34 +148,34 @@ def _measure_rate(
             progress(rate, strategy.label)
     losses: list[list[tuple[float, float]]] = [[] for _ in measured]
     if settings.compute == "language":
-        losses = [
-            _losses(settings, folder / f"{rate}-{number}", each[0]["seconds"]) for number, each in enumerate(measured)
-        ]
-    return _rows(settings, rate, measured, losses)
-
-
-def _rows(
-    settings: Settings,
-    rate: str,
-    measured: Sequence[Sequence[Mapping[str, float]]],
-    losses: Sequence[list[tuple[float, float]]],
-) -> list[Row]:
+        losses = [_losses(settings, folder / f"{rate}-{number}") for number in range(len(measured))]
     labels = [strategy.label for strategy in settings.strategies]
-    speeds = [sum(learner["steps"] / learner["seconds"] for learner in each) for each in measured]
-    free = speeds[labels.index("none")] if "none" in labels else float("nan")
-    target = losses[labels.index("ddp")][-1][1] if "ddp" in labels and losses[labels.index("ddp")] else None
-    return [
-        Row(
-            rate,
-            label,
-            speed,
-            speed / free,
-            bytes_per_step=sum(learner["bytes"] for learner in each) / sum(learner["steps"] for learner in each),
-            losses=curve,
-            ddp_loss_s=None if target is None else time_to(target, curve),
-        )
-        for label, speed, each, curve in zip(labels, speeds, measured, losses, strict=True)
-    ]
+    return [_row(rate, *each) for each in zip(labels, measured, losses, strict=True)]
+
+
+def _row(rate: str, label: str, learners: Sequence[Mapping[str, float]], losses: list[tuple[float, float]]) -> Row:
+    return Row(
+        rate,
+        label,
+        steps_per_s=sum(learner["steps"] / learner["seconds"] for learner in learners),
+        bytes_per_step=sum(learner["bytes"] for learner in learners) / sum(learner["steps"] for learner in learners),
+        losses=losses,
+    )
+
+
+def compared(rows: Sequence[Row]) -> list[Row]:
+    """The rows, each compared with no communication and with DDP at the same rate, unless it has been compared already."""
+    others = {(row.rate, row.strategy): row for row in rows}
+    return [_compared(row, others.get((row.rate, "none")), others.get((row.rate, "ddp"))) for row in rows]
+
+
+def _compared(row: Row, free: Row | None, ddp: Row | None) -> Row:
+    ratio, seconds = row.ratio_to_none, row.ddp_loss_s
+    if ratio is None and free:
+        ratio = row.steps_per_s / free.steps_per_s
+    if seconds is None and ddp and ddp.losses:
+        seconds = time_to(ddp.losses[-1][1], row.losses)
+    return replace(row, ratio_to_none=ratio, ddp_loss_s=seconds)
 
 
 def time_to(target: float, curve: Sequence[tuple[float, float]]) -> float | None:
@@ -186,22 +194,22 @@ def time_to(target: float, curve: Sequence[tuple[float, float]]) -> float | None
     return None
 
 
-def _losses(settings: Settings, snapshots: Path, seconds: float) -> list[tuple[float, float]]:
+def _losses(settings: Settings, snapshots: Path) -> list[tuple[float, float]]:
     """Validation losses of the mean models, from the snapshots that the learners have saved."""
     import torch
     from torch.nn.utils import vector_to_parameters
 
-    from roundelay.bench.network_worker import SNAPSHOTS
-    from roundelay.training.recipes import resolve, table_of, task_of
+    from roundelay.bench.network_worker import SNAPSHOTS, language_task
 
-    task = task_of(resolve(table_of("shakespeare"), [("settings.data", settings.data)]))
+    task = language_task(settings.data)
+    pieces = len(task.text.splits["valid"]) // task.config.context
     module, curve = task.module().eval(), []
     for number in range(1, SNAPSHOTS + 1):
         replicas = [torch.load(f"{snapshots}-{number}-{rank}.pt") for rank in range(settings.learners)]
         vector_to_parameters(torch.stack(replicas).mean(0), module.parameters())
         with torch.no_grad():
-            sums = task.evaluate(module, "valid", 0, max(1, len(task) // 18 // EVALUATED_PIECES))
-        curve.append((seconds * number / SNAPSHOTS, sums["loss"] / sums["samples"]))
+            sums = task.evaluate(module, "valid", 0, max(1, pieces // EVALUATED_PIECES))
+        curve.append((settings.seconds * number / SNAPSHOTS, sums["loss"] / sums["samples"]))
     return curve
 
 

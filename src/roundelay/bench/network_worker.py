@@ -23,13 +23,18 @@ from roundelay.bench.models import EmulatedModel
 from roundelay.bench.namespaces import INTERFACE
 from roundelay.cluster import environment
 from roundelay.cluster.environment import World
+from roundelay.language.task import Characters, CharactersConfig
 from roundelay.learner import Learner
 from roundelay.strategies.registry import strategy_named
-from roundelay.training.recipes import resolve, table_of, task_of
+from roundelay.training.recipes import resolve, table_of
 
 Case = dict[str, Any]
 WARM_UP_STEPS = 2
-SNAPSHOTS = 10  # of a training run, evenly over its time
+SNAPSHOTS = 20  # of a training run, evenly over its time
+# A GPT of 0.4 million parameters and 128 characters per step: a step computes for about 15 ms on half a core, and DDP sends
+# for 0.4 s at 50 Mbit/s. Without a GPU, a larger batch would make computation as slow as the links.
+SIZES = {"layers": 2, "context": 64}
+BATCH = 2
 SENT = Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes")  # of this machine, whatever sends
 
 
@@ -68,25 +73,32 @@ def measure(case: Case, world: World, snapshots: Path) -> dict[str, float]:
         optimizer.zero_grad()
 
     with context:
-        began = time.perf_counter()
+        count = None
         for _ in range(WARM_UP_STEPS):
+            began = time.perf_counter()
             step()
-        step_s = torch.tensor((time.perf_counter() - began) / WARM_UP_STEPS)
-        dist.broadcast(step_s, 0)  # learners that wait for each other must take equally many steps
-        count = max(2, round(case["seconds"] / float(step_s))) if synchronous else None
-        dist.barrier()
+        if synchronous:
+            # Learners that wait for each other must take equally many steps. No barrier here: it would give them the time to
+            # receive what they send during the last step, and the first measured step would not wait for it.
+            step_s = torch.tensor(time.perf_counter() - began)
+            dist.broadcast(step_s, 0)
+            count = max(2, round(case["seconds"] / float(step_s)))
+        else:
+            dist.barrier()
         save = snapshots if case["compute"] == "language" else None
-        measured = _steps(step, case["seconds"], count, lambda k: _snapshot(module, save, world.rank, k))
+        measured = _steps(
+            step, case["seconds"], count, case["least_steps"] / slow, lambda k: _snapshot(module, save, world.rank, k)
+        )
         dist.barrier()  # no learner leaves while others are being measured
     return measured
 
 
 def _steps(
-    step: Callable[[], None], seconds: float, count: int | None, snapshot: Callable[[int], None]
+    step: Callable[[], None], seconds: float, count: int | None, least: float, snapshot: Callable[[int], None]
 ) -> dict[str, float]:
-    """Take `count` steps, or steps for `seconds` if it is None. Snapshots are taken at equal times."""
+    """Take `count` steps; if it is None, steps for `seconds`, and at least `least`. Snapshots are taken at equal times."""
     began, sent, taken, saved = time.perf_counter(), int(SENT.read_text()), 0, 0
-    while taken < count if count is not None else time.perf_counter() < began + seconds:
+    while taken < (least if count is None else count) or (count is None and time.perf_counter() < began + seconds):
         step()
         taken += 1
         elapsed_s = time.perf_counter() - began
@@ -119,20 +131,26 @@ def _emulated(case: Case, world: World, slow: float) -> Training:
     return module, torch.optim.SGD(module.parameters(), lr=1e-3), gradient
 
 
+def language_task(data: str) -> Characters:
+    """A small GPT on the characters of a text."""
+    return Characters(CharactersConfig(data=data, **SIZES), seed=0)
+
+
 def _language(case: Case, world: World, slow: float) -> Training:
-    """The recipe shakespeare. A slow learner sleeps after its computation."""
-    config = resolve(table_of("shakespeare"), [("settings.data", case["data"])])
-    task = task_of(config)
+    """The small GPT, with the optimizer of the recipe shakespeare. A slow learner also sleeps."""
+    task, config = language_task(case["data"]), resolve(table_of("shakespeare"), data=False)
     module = task.module()
     optimizer = torch.optim.AdamW(task.parameter_groups(module), lr=config.optimizer.lr, weight_decay=0.1)
     generator = torch.Generator().manual_seed(world.rank)
 
     def gradient(runner: nn.Module) -> None:
         began = time.perf_counter()
-        samples = torch.randint(len(task), (config.data.batch,), generator=generator).tolist()
-        task.loss(runner, task.batch(samples, generator)).backward()
+        samples = torch.randint(len(task), (BATCH,), generator=generator).tolist()
+        loss = task.loss(runner, task.batch(samples, generator))
+        # Backward takes twice as long as forward. It is not measured, because DDP waits for its messages there.
+        time.sleep((slow - 1) * 3 * (time.perf_counter() - began))
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), config.optimizer.clip)
-        time.sleep((slow - 1) * (time.perf_counter() - began))
 
     return module, optimizer, gradient
 

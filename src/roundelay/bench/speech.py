@@ -28,7 +28,7 @@ from roundelay.speech.segments import FRAME_SHIFT_S
 WINDOW, BATCH = 21, 32  # frames of a window, windows of a batch
 MODELS = {  # name: features, states, sizes
     "the recipe an4": (120, 102, ModelConfig()),
-    "an4/best": (160, 400, ModelConfig()),
+    "an4/adapted": (160, 400, ModelConfig(bottleneck=128, stack=3)),
     "the papers' model": (260, 32_000, ModelConfig(layers=6, width=512, bottleneck=256)),
 }
 
@@ -96,7 +96,8 @@ def _decoding(run: Path) -> float:
 def _flat_start_memory_MB(hours: float) -> float:
     """The largest anonymous memory of a process that makes a flat start on so many hours of made-up speech.
 
-    Memory-mapped features are not counted, since the system takes their pages back when it needs them.
+    Each stage has one iteration, since its iterations all need the same memory. Memory-mapped features are not counted, since
+    the system takes their pages back when it needs them.
     """
     most_kB = 0
     with subprocess.Popen([sys.executable, "-m", "roundelay.bench.speech", str(hours)]) as child:
@@ -137,4 +138,4 @@ def made_up_speech(hours: float, folder: Path) -> tuple[FeatureSet, Transcripts]
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        flat_start(*made_up_speech(float(sys.argv[1]), Path(directory)), workers=1)
+        flat_start(*made_up_speech(float(sys.argv[1]), Path(directory)), workers=1, iterations=1)

@@ -53,13 +53,31 @@ def parameter_count(text: str) -> int:
 
 
 def output_path(text: str, endings: Sequence[str] = PICTURES) -> Path:
-    """The path of a file to write, by default of a picture. Its folder must exist."""
+    """The path of a file to write, by default of a picture. Its folder must exist.
+
+    The file is opened, so that a long computation does not end with a result that cannot be written.
+    """
     path = Path(text)
     if path.suffix not in endings:
         raise argparse.ArgumentTypeError(f"needs a file name that ends in {', '.join(endings)}, got '{text}'")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"cannot write '{text}': there is no folder '{path.parent}'; make it first")
+    existed = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot write '{text}': {error.strerror}; choose another file") from None
+    if not existed:
+        path.unlink()
     return path
+
+
+def make_folder(folder: Path, option: str) -> None:
+    """Make the folder that an option names, and its parents. Raises UsageError if that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder '{folder}': {error.strerror}; choose another {option}") from None
 
 
 def byte_count(text: str) -> float:
@@ -241,7 +259,7 @@ def add_security(parser: argparse.ArgumentParser) -> None:
     add(
         "--open-collectives",
         action="store_true",
-        help="allow collectives, which have no authentication, on that interface; adpsgd needs none",
+        help="allow collectives, which have no authentication, on that interface; adpsgd and local-sgd need none",
     )
 
 
@@ -297,6 +315,8 @@ def _security(args: argparse.Namespace) -> Security | None:
         return Security.from_environment()
     try:
         text = args.secret_file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read --secret-file '{args.secret_file}': {error}") from None
-    return Security.from_environment(dict(os.environ) | {SECRET: text})
+    except OSError as error:
+        raise UsageError(f"cannot read --secret-file '{args.secret_file}': {error.strerror}") from None
+    except UnicodeDecodeError:
+        text = ""
+    return Security.from_environment(dict(os.environ) | {SECRET: text}, f"the secret in '{args.secret_file}'")

@@ -147,11 +147,15 @@ def run_overhead(args: argparse.Namespace) -> None:
 
 def print_json(args: argparse.Namespace, **document: object) -> None:
     """Print the document with the number of learners, the seconds, the command and the machine."""
+    document |= {name: getattr(args, name) for name in ("learners", "seconds") if name in args}
+    print(json.dumps(document | made_by(), indent=2))
+
+
+def made_by() -> dict[str, object]:
+    """The command and the machine."""
     from roundelay.training.run_directory import machine
 
-    document |= {name: getattr(args, name) for name in ("learners", "seconds") if name in args}
-    command = shlex.join(["roundelay", *sys.argv[1:]])
-    print(json.dumps(document | {"command": command, "machine": machine()}, indent=2))
+    return {"command": shlex.join(["roundelay", *sys.argv[1:]]), "machine": machine()}
 
 
 def _table(rows: list[Row]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -31,21 +32,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compute",
         choices=("emulated", "language"),
         default="emulated",
-        help="emulated: steps that sleep, 10 M parameters (default); language: the recipe shakespeare, with times to a loss",
+        help="emulated: steps that sleep, 10 M parameters (default); language: a GPT of 0.4 M parameters, with times to a loss",
     )
     add("--data", default="", metavar="PATH", help="text of the language model; by default in $ROUNDELAY_DATA")
     add("--strategies", metavar="NAMES", help="only these labels, separated by commas (default: all)")
     add("--every", type=positive_int, default=50, metavar="H", help="local steps of local-sgd (default 50)")
     add("--slow", type=slowdown, default=1.0, metavar="F", help="how many times slower learner 0 is (default 1)")
     add("--seconds", type=more_than_0(duration), default=30.0, metavar="TIME", help="per case (default 30s)")
+    add(
+        "--into",
+        type=partial(output_path, endings=[".json"]),
+        metavar="FILE",
+        help="add the rows to this JSON file, to measure piece by piece",
+    )
     add("--plot", type=output_path, metavar="FILE", help="draw bars, and losses over time (.svg, .png, .pdf)")
     parser.set_defaults(call=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Measure, and print a table or JSON."""
-    from roundelay.bench import network
-    from roundelay.cli.bench import MOST_LEARNERS, print_json
+    from roundelay.bench import network, network_results
+    from roundelay.cli.bench import MOST_LEARNERS, made_by, print_json
 
     if not 2 <= args.learners <= MOST_LEARNERS:
         raise UsageError(f"a benchmark of communication needs 2 to {MOST_LEARNERS} learners, got {args.learners}")
@@ -61,6 +68,8 @@ def run(args: argparse.Namespace) -> None:
     )
     with Console(stderr=True).status("starting learners") as status:
         rows = network.run(settings, lambda rate, strategy: status.update(f"measured {strategy} at {rate}"))
+    if args.into:
+        rows = network_results.add(args.into, settings, rows, made_by())
     if args.plot:
         from roundelay.reports.plots.network import plot_rows
 
@@ -68,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json(args, rows=[dataclasses.asdict(row) for row in rows], compute=args.compute, every=args.every)
         return
-    for rate in args.rates:
+    for rate in dict.fromkeys(row.rate for row in rows):
         _show(rate, [row for row in rows if row.rate == rate])
     if args.plot:
         print(f"plotted to {args.plot}")
@@ -81,7 +90,8 @@ def _show(rate: str, rows: list[Row]) -> None:
     for heading in ("steps/s", "/none", "MB/step", *(("loss", "s to DDP's loss") if learning else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        figures = [f"{row.steps_per_s:.2f}", f"{row.ratio_to_none:.2f}", f"{row.bytes_per_step / 1e6:.2f}"]
+        ratio = "-" if row.ratio_to_none is None else f"{row.ratio_to_none:.2f}"
+        figures = [f"{row.steps_per_s:.2f}", ratio, f"{row.bytes_per_step / 1e6:.2f}"]
         if learning:
             figures += [f"{row.losses[-1][1]:.3f}", "-" if row.ddp_loss_s is None else f"{row.ddp_loss_s:.1f}"]
         table.add_row(row.strategy, *figures)

@@ -31,7 +31,10 @@ def run(args: argparse.Namespace) -> None:
     """Measure, and print a table or JSON."""
     from roundelay.bench import speech
     from roundelay.cli.bench import print_json
+    from roundelay.training.run_result import RunResult
 
+    if args.run_folder is not None:
+        RunResult.read(args.run_folder)  # refuses a folder without a finished run before the measurements
     rows = []
     with Console(stderr=True).status("features") as status:
         for row in speech.measure(args.seconds, args.hours, args.run_folder):

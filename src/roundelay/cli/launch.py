@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roundelay.cli.arguments import add_security, connection_settings, positive_int, rendezvous_address
+from roundelay.cli.arguments import add_security, connection_settings, make_folder, positive_int, rendezvous_address
 from roundelay.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--here {args.here} is more than the {args.learners} learners of the run; see --learners")
     logging.basicConfig(level=logging.WARNING, format="roundelay: %(message)s", stream=sys.stderr)
     if args.logs is not None:
-        args.logs.mkdir(parents=True, exist_ok=True)
+        make_folder(args.logs, "--logs")
     address = None if args.rendezvous is None else rendezvous_address(args.rendezvous)
     settings = connection_settings(args, address)
     reporter = Reporter()

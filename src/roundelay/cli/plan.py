@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
         _show_papers(json_wanted=args.json)
         return
     from roundelay.planning import best_of_each, ranking, scaling
-    from roundelay.planning.ranking import LEFT_OUT
+    from roundelay.planning.ranking import LEFT_OUT, adam_advice
 
     cluster = _cluster(args)
     ranked = ranking(cluster)
@@ -109,6 +109,8 @@ def run(args: argparse.Namespace) -> None:
     _show_scaling(points)
     if args.plot:
         print(f"plotted to {args.plot}")
+    if advice := adam_advice(best[0]):
+        say(advice)
     say(LEFT_OUT)
 
 

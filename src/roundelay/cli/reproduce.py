@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from roundelay.cli.arguments import known, positive_int
+from roundelay.cli.arguments import known, make_folder, positive_int
 from roundelay.cli.tables import new_table, say, show
 from roundelay.errors import UsageError, unknown
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
         if name not in CLAIM_NAMES:
             raise UsageError(unknown("claim", name, CLAIM_NAMES))
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
+        make_folder(args.out, "--out")
     documents: list[dict[str, Any]] = []
     interrupted = False
     try:

@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roundelay.cli.arguments import (
     add_configuration,
@@ -61,29 +61,46 @@ def run(args: argparse.Namespace) -> int:
     from roundelay.training import recipes, run_directory
     from roundelay.training.config_table import to_toml
 
-    adopt_slurm()
     if args.join is not None:
         return _join_run(args)
+    if args.rendezvous is None:  # with one, this process starts learners and is none itself, also under srun
+        adopt_slurm()
     if args.recipe is None and args.resume is None:
         raise UsageError("train needs a RECIPE, such as tiny, or --out DIR --resume, or --join RUN")
     if args.resume is not None and args.out is None:
         raise UsageError("--resume needs --out, the directory of the run to continue")
     table = recipes.table_of(args.recipe) if args.resume is None else run_directory.table(args.out)
+    _check_same_task(args, table)
     config = recipes.resolve(table, configured(args), data=not args.show_config)
     if args.show_config:
         print(to_toml(recipes.as_table(config)), end="")
         return 0
     folder: Path = args.out or dated_folder(args.recipe)
-    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    launched = args.rendezvous is None and "RANK" in os.environ and "WORLD_SIZE" in os.environ
     with contextlib.ExitStack() as lock:
         if launched:
             return _train_in_world(config, folder, args, lock)
         return _supervise(config, folder, args, lock)
 
 
+def _check_same_task(args: argparse.Namespace, table: dict[str, Any]) -> None:
+    """Raise UsageError if a RECIPE is given to resume a run of another task. The run keeps its own configuration."""
+    from roundelay.training import recipes
+
+    if args.recipe is None or args.resume is None:
+        return
+    wanted, found = recipes.table_of(args.recipe).get("task"), table.get("task")
+    if wanted != found:
+        raise UsageError(
+            f"the run in '{args.out}' has the task {found}, but '{args.recipe}' has {wanted}; leave out '{args.recipe}', "
+            "or begin a new run with another --out"
+        )
+
+
 def _supervise(config: Config, folder: Path, args: argparse.Namespace, lock: contextlib.ExitStack) -> int:
     from roundelay.training import run_directory
     from roundelay.training.open_files import allow_open_files
+    from roundelay.training.resuming import Resume
     from roundelay.training.supervisor import Supervisor
 
     allow_open_files(config.learners)
@@ -91,15 +108,18 @@ def _supervise(config: Config, folder: Path, args: argparse.Namespace, lock: con
     if args.rendezvous is None:
         if args.here is not None:
             raise UsageError("--here goes with --rendezvous; without one all learners are started on this machine")
-        resumed = _prepare(config, folder, args, lock)
+        resume = Resume(_prepare(config, folder, args, lock))
         if args.resume is None:
             print(f"run: {folder}", file=sys.stderr)
         again = run_directory.resume_command(folder, security_options(args))
-        return _tell(Supervisor(config, folder, resumed, settings=settings, resume_command=again).run(), args)
-    learners, resumed = _learners_here(config, args), _share(config, folder, args, lock)
+        return _tell(Supervisor(config, folder, resume, settings=settings, resume_command=again).run(), args)
+    learners, metrics = _learners_here(config, args), _take_directory(config, folder, args, lock)
+    resume = Resume(None if args.resume == NEWEST else args.resume, together=args.resume is not None)
     options = ["--rendezvous", args.rendezvous, "--here", str(len(learners)), *security_options(args)]
     again = run_directory.resume_command(folder, options)
-    supervisor = Supervisor(config, folder, resumed, settings=settings, learners=learners, resume_command=again)
+    supervisor = Supervisor(
+        config, folder, resume, settings=settings, learners=learners, resume_command=again, metrics=metrics
+    )
     return _tell(supervisor.run(), args)
 
 
@@ -122,24 +142,34 @@ def _learners_here(config: Config, args: argparse.Namespace) -> list[int | None]
     return [None] * here
 
 
-def _share(config: Config, folder: Path, args: argparse.Namespace, lock: contextlib.ExitStack) -> int | None:
-    """Prepare the shared directory of a run on several machines. The first machine begins the run there.
+def _take_directory(config: Config, folder: Path, args: argparse.Namespace, lock: contextlib.ExitStack) -> str:
+    """Make the run's directory on this machine ready. If machines share one directory, the first one begins the run there.
 
-    Returns the samples seen at the checkpoint to resume from; None for a new run.
+    Returns the name of the file of metrics of this machine.
+
+    Raises ConfigError if the directory holds another run, or if the run cannot go on with `config`.
     """
     from roundelay.training import recipes, run_directory, run_lock
+    from roundelay.training.directory_server import machine_name
+    from roundelay.training.resume_check import check_resume_here
 
     if args.out is None:
-        raise UsageError("with --rendezvous --out must be given: one directory that all machines of the run see")
-    try:
-        return _prepare(config, folder, args, lock)
-    except ConfigError:
-        if args.resume is None and recipes.as_table(recipes.resolve(run_directory.table(folder))) == recipes.as_table(
-            config
-        ):
-            lock.enter_context(run_lock.hold(folder, shared=True))
-            return None  # another machine has begun this run already
-        raise
+        raise UsageError(
+            "with --rendezvous --out must be given: the run's directory on this machine, with the same name on all machines"
+        )
+    command = shlex.join(["roundelay", *sys.argv[1:]])
+    run_directory.make(folder)
+    if lock.enter_context(run_lock.hold(folder, shared=True)):
+        if args.resume is None:
+            run_directory.begin(folder, config, command)
+        else:
+            check_resume_here(recipes.resolve(run_directory.table(folder)), config, folder / "checkpoints")
+            run_directory.write(folder, config, command)
+        return run_directory.METRICS
+    run_directory.wait_for_config(folder)  # a machine that sees this directory, too, has begun the run a moment ago
+    if recipes.as_table(recipes.resolve(run_directory.table(folder))) != recipes.as_table(config):
+        raise ConfigError(f"'{folder}' is in use by a run with another configuration; choose another --out")
+    return f"metrics-{machine_name(folder)}.jsonl"
 
 
 def _join_run(args: argparse.Namespace) -> int:
@@ -149,8 +179,9 @@ def _join_run(args: argparse.Namespace) -> int:
     from roundelay.training.open_files import allow_open_files
     from roundelay.training.supervisor import Supervisor
 
-    address, security = args.join, None
+    address, security, folder = args.join, None, args.out
     if Path(args.join).is_dir():
+        folder = folder or Path(args.join)
         ticket = run_directory.ticket(Path(args.join))
         address, security = "{}:{}".format(*ticket.address), ticket.credentials()
     settings = connection_settings(args, rendezvous_address(address), security)
@@ -160,17 +191,34 @@ def _join_run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"cannot join the run at {address}: {error}") from None
     if not info.get("run"):
-        raise UsageError(f"the rendezvous at {address} has no run under way; start one by `roundelay train RECIPE`")
-    folder = args.out or Path(info.get("folder", ""))
-    config = recipes.resolve(run_directory.table(folder))
+        raise UsageError(
+            f"the rendezvous at {address} has no run under way; start one with "
+            f"`roundelay train RECIPE --out DIR --rendezvous {address}`"
+        )
+    config = recipes.resolve(info["config"])
+    folder = folder or Path(info["folder"])
     allow_open_files(config.learners)
     if config.group_size != 1:
         raise UsageError("a learner cannot join a run of super-learners, because a group cannot change")
+    metrics = _join_directory(config, folder)
     print(f"joining: {folder}", file=sys.stderr)
     out = [] if args.out is None else ["--out", str(args.out)]
     again = shlex.join(["roundelay", "train", "--join", args.join, *out, *security_options(args)])
-    supervisor = Supervisor(config, folder, settings=settings, learners=[None], joins=info["run"], resume_command=again)
+    supervisor = Supervisor(
+        config, folder, settings=settings, learners=[None], joins=info["run"], resume_command=again, metrics=metrics
+    )
     return _tell(supervisor.run(), args)
+
+
+def _join_directory(config: Config, folder: Path) -> str:
+    """Make a directory for a learner that joins, or use the one of the run. Returns the name of the file of metrics."""
+    from roundelay.training import recipes, run_directory
+
+    if not (folder / run_directory.CONFIG).exists():
+        run_directory.begin(folder, config, shlex.join(["roundelay", *sys.argv[1:]]))
+    elif recipes.as_table(recipes.resolve(run_directory.table(folder))) != recipes.as_table(config):
+        raise ConfigError(f"'{folder}' holds a run with another configuration; choose another --out")
+    return run_directory.METRICS
 
 
 def _train_in_world(config: Config, folder: Path, args: argparse.Namespace, lock: contextlib.ExitStack) -> int:
@@ -218,9 +266,9 @@ def _prepare(config: Config, folder: Path, args: argparse.Namespace, lock: conte
     command = shlex.join(["roundelay", *sys.argv[1:]])
     if args.resume is None:
         run_directory.begin(folder, config, command)
-        lock.enter_context(run_lock.hold(folder, shared=args.rendezvous is not None))
+        lock.enter_context(run_lock.hold(folder))
         return None
-    lock.enter_context(run_lock.hold(folder, shared=args.rendezvous is not None))
+    lock.enter_context(run_lock.hold(folder))
     chosen = checkpoint.choose(folder / "checkpoints", None if args.resume == NEWEST else args.resume)
     check_resume(recipes.resolve(run_directory.table(folder)), config, chosen)
     checkpoint.abandon_after(folder / "checkpoints", chosen.samples_seen)

@@ -49,7 +49,7 @@ class Rendezvous:
         min_learners: with fewer living learners the run stops.
         security: by default a new secret.
         open_collectives: allow Gloo and NCCL, which have no authentication, on an interface other than the loopback.
-            `consensus` and all strategies except ADPSGD need them.
+            `consensus` and all strategies except ADPSGD and LocalSGD need them.
         on_event: called, in the thread of the server, with every event: waiting, died, dropped, left, joined, recovered,
             stopping. By default only missing learners are logged.
 
@@ -71,6 +71,8 @@ class Rendezvous:
         open_collectives: bool = False,
         on_event: Callable[[Message], None] | None = None,
     ) -> None:
+        if learners < 1:
+            raise LaunchError(f"a run needs at least 1 learner, got {learners}")
         if not 1 <= min_learners <= learners:
             raise LaunchError(f"a run of {learners} learners needs 1 to {learners} as min_learners, got {min_learners}")
         security = security or Security(secrets.token_bytes(32))
@@ -137,26 +139,31 @@ def join(ticket: Ticket | str | None = None, learner: int | None = None) -> Worl
     found = Ticket.parse(ticket) if isinstance(ticket, str) else ticket or Ticket.from_environment()
     if found is None:
         raise LaunchError("there is no ticket: give join() one, or set ROUNDELAY_TICKET to its text or its file")
-    wanted = wanted_id() if learner is None else learner
+    return _join(found, wanted_id() if learner is None else learner)
+
+
+def _join(found: Ticket, wanted: int | None, *, again: bool = False) -> World:
     client = RendezvousClient(found.address, found.credentials())
     run = RunSpec(found.learners, tuple(range(found.learners)), found.min_learners, found.run)
     try:
-        return register(client, found, run, wanted)
+        return register(client, found, run, wanted, again=again)
     except BaseException as error:
         client.close(f"{type(error).__name__}: {error}")
         raise
 
 
-def wait_for_next_run() -> None:
-    """Wait until all learners have left the run that ROUNDELAY_TICKET names; a learner that has finished calls this.
+def join_next_run() -> World:
+    """Begin the next run with all learners of the run that ROUNDELAY_TICKET names; a learner that has finished calls this.
 
-    Learners leave one after the other. One that came back at once would join the old run, and not begin the next one with all.
+    It waits first until all learners have left. Learners leave one after the other. A learner that came back at once would
+    join the old run, and would be missing when the next run begins.
     """
     ticket = Ticket.from_environment()
     assert ticket is not None
     with RendezvousSession(ticket.address, ticket.credentials()) as session:
         while session.ask_for_info()["under_way"]:
             time.sleep(POLL_S)
+    return _join(ticket, wanted_id(), again=True)
 
 
 def wanted_id() -> int | None:
@@ -172,6 +179,8 @@ def register(
     *,
     collectives: bool = True,
     joins: bool = False,
+    files: Address | None = None,
+    again: bool = False,
 ) -> World:
     """Register a learner, and wait until all learners that begin together are here.
 
@@ -182,6 +191,8 @@ def register(
         wanted: the id; None lets the rendezvous choose.
         collectives: this learner will use Gloo or NCCL if the rendezvous allows them.
         joins: the run must be under way. This is also so if the launcher says that it has started the process again.
+        files: where the supervisor serves the files of its directory to other machines.
+        again: this process took part in the last run at the rendezvous, and begins the next one.
 
     Returns the world in which the rank of this learner is its id.
     """
@@ -191,7 +202,8 @@ def register(
     store = client.ask_for_info().get("store") if collectives else None
     endpoint = TcpEndpoint(host, ticket.credentials(), local_size, store)
     joins = joins or os.environ.get(JOINS) == "1"
-    view = client.register(run, endpoint.open(), wanted, joins=joins, process=os.environ.get(PROCESS, ""))
+    process = os.environ.get(PROCESS, "")
+    view = client.register(run, endpoint.open(), wanted, joins=joins, process=process, files=files, again=again)
     assert client.id is not None
     local_rank = int(os.environ.get("LOCAL_RANK", client.id % local_size))
     log.info("learner %d of %d is here%s", client.id, view.membership.size, ", and joins" if client.joining else "")

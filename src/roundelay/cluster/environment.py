@@ -208,11 +208,10 @@ def joined() -> World:
     """The elastic run of this process; joins the one that ROUNDELAY_TICKET names if there is none yet."""
     global _joined  # noqa: PLW0603 - like torch's default process group
     if _joined is None or _joined.client is None or _joined.client.closed:
-        from roundelay.cluster.elastic_world import join, wait_for_next_run
+        from roundelay.cluster.elastic_world import join, join_next_run
 
-        if _joined is not None and _joined.client is not None and not _joined.client.failed:
-            wait_for_next_run()
-        _joined = join()
+        finished = _joined is not None and _joined.client is not None and not _joined.client.failed
+        _joined = join_next_run() if finished else join()
     return _joined
 
 

@@ -18,15 +18,17 @@ import torch
 from torch import Tensor
 
 from roundelay.errors import MissingExtraError, StrategyError
-from roundelay.integrations.accelerate import ENGINES, check_processes, replaced
-from roundelay.learner import Learner
-from roundelay.strategies.base import Strategy
-from roundelay.weights.serialization import snapshot
 
 try:
     from transformers import Trainer
 except ImportError as error:
     raise MissingExtraError("training with Hugging Face's Trainer", "transformers") from error
+
+from roundelay.integrations.accelerate import ENGINES, check_processes, replaced
+from roundelay.integrations.learner_state import learner_state, resume
+from roundelay.learner import Learner
+from roundelay.strategies.base import Strategy
+from roundelay.strategies.registry import strategy_named
 
 log = logging.getLogger("roundelay")
 
@@ -42,15 +44,15 @@ class RoundelayMixin:
     Raises StrategyError if DeepSpeed or FSDP owns the weights.
 
     Args:
-        averaging: a strategy of Roundelay.
+        averaging: a strategy of Roundelay, or its name, such as "adpsgd".
 
     Attributes:
         learner: while `train` runs; None before and after.
     """
 
-    def __init__(self, *args: Any, averaging: Strategy, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, *args: Any, averaging: Strategy | str, **kwargs: Any) -> None:  # noqa: ANN401
+        self.averaging = strategy_named(averaging) if isinstance(averaging, str) else averaging
         super().__init__(*args, **kwargs)
-        self.averaging = averaging
         self.learner: Learner | None = None
         self._cleanup = contextlib.ExitStack()
         self._has_mean = False  # the model has the mean of all learners at the moment
@@ -58,7 +60,7 @@ class RoundelayMixin:
         engine = trainer.accelerator.distributed_type.name
         if engine in ENGINES:
             raise StrategyError(f"{engine} owns the weights, so learners cannot average them; train without it")
-        if not averaging.reduces_gradients:
+        if not self.averaging.reduces_gradients:
             # The gradient is a learner's own: its loss is the mean over its own tokens. This also saves a meeting in every step.
             trainer.args.average_tokens_across_devices = False
 
@@ -90,7 +92,9 @@ class RoundelayMixin:
         nbytes = sum(tensor.nbytes for tensor in learner.replica.tensors())
         log.info("learners average %d of %d parameters (%.3g MB)", averaged, total, nbytes / 1e6)
         if resume_from_checkpoint is not None:
-            self._resume(learner, resume_from_checkpoint)
+            own = Path(resume_from_checkpoint) / self._own_file
+            state = torch.load(own, weights_only=True, map_location="cpu") if own.is_file() else {}
+            resume(learner, state, resume_from_checkpoint)
         return prepared
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -137,12 +141,22 @@ class RoundelayMixin:
 
     def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """The loss of a batch. Trainers of TRL gather figures here in every step: an asynchronous learner keeps its own."""
+        with self._alone() if model.training else contextlib.nullcontext():
+            return super().compute_loss(model, *args, **kwargs)  # type: ignore[misc]
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:  # noqa: ANN401
+        """With `include_num_input_tokens_seen` an asynchronous learner counts its own tokens."""
+        with self._alone():
+            super()._track_num_input_tokens(inputs)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """In this block an asynchronous learner gathers nothing from others, and so does not wait for them."""
         trainer: Any = self
         with contextlib.ExitStack() as stack:
-            if model.training and not self.averaging.synchronous:
-                for name in ("gather", "gather_for_metrics"):
-                    stack.enter_context(replaced(trainer.accelerator, name, _own))
-            return super().compute_loss(model, *args, **kwargs)  # type: ignore[misc]
+            for name in () if self.averaging.synchronous else ("gather", "gather_for_metrics"):
+                stack.enter_context(replaced(trainer.accelerator, name, _own))
+            yield
 
     def _maybe_log_save_evaluate(
         self,
@@ -179,29 +193,8 @@ class RoundelayMixin:
         if self.learner is not None and not trainer.args.save_only_model:
             folder = Path(trainer._get_output_dir(trial=trial)) / f"checkpoint-{trainer.state.global_step}"
             os.makedirs(folder, exist_ok=True)
-            torch.save(snapshot(self._own_state(self.learner)), folder / self._own_file)
+            torch.save(learner_state(self.learner), folder / self._own_file)
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
-
-    def _own_state(self, learner: Learner) -> dict[str, Any]:
-        """The learner's state. Frozen parameters are left out: they are in the model's own file."""
-        state = {"learners": learner.transport.size, "learner": learner.state_dict()}
-        trained = {name: value for name, value in learner.module.named_parameters() if value.requires_grad}
-        weights = trained | dict(learner.module.named_buffers())
-        return state | {"weights": weights, "optimizer": learner.optimizer.state_dict()}
-
-    def _resume(self, learner: Learner, checkpoint: str) -> None:
-        """Continue from this learner's state in the checkpoint if every learner has one; else from the mean model."""
-        own = Path(checkpoint) / self._own_file
-        state = torch.load(own, weights_only=True, map_location="cpu") if own.is_file() else {}
-        found = torch.tensor([float(state.get("learners") == learner.transport.size)])
-        learner.transport.all_reduce(found, learner.members).result()
-        if found.item() < len(learner.members):
-            who = learner.transport.rank
-            log.warning("learner %d begins with the mean model: not all learners have a state in %s", who, checkpoint)
-            return
-        learner.module.load_state_dict(state["weights"], strict=False)
-        learner.optimizer.load_state_dict(state["optimizer"])
-        learner.load_state_dict(state["learner"])
 
     @property
     def _own_file(self) -> str:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from roundelay.errors import ConfigError, DataError, unknown
+from roundelay.errors import ConfigError, unknown
 from roundelay.language.gpt import GPT
-from roundelay.language.text import Text, find_text
+from roundelay.language.text import Text, read_text
 from roundelay.training.config import TaskConfig, at_least, fraction
 from roundelay.training.task import Task
 
@@ -22,7 +22,7 @@ SAMPLE_LENGTH = 400  # characters
 
 @dataclass(frozen=True)
 class CharactersConfig(TaskConfig):
-    """Settings of `Characters`. With 12 layers of width 768 the model is as large as GPT-2 (85 million parameters and more).
+    """Settings of `Characters`. 12 layers of width 768 are those of GPT-2: 85 million parameters without its vocabulary.
 
     Attributes:
         data: a text file, or a folder with shakespeare.txt; empty: $ROUNDELAY_DATA.
@@ -53,12 +53,7 @@ class Characters(Task):
 
     def __init__(self, config: CharactersConfig, seed: int) -> None:
         super().__init__(config, seed)
-        self.text = Text.read(config.data)
-        shortest = min(len(numbers) for numbers in self.text.splits.values())
-        if shortest <= config.context:
-            raise DataError(
-                f"the validation part of the text has {shortest} characters; it needs more than context = {config.context}"
-            )
+        self.text = Text.of(read_text(config.data, config.context))
 
     @classmethod
     def check(cls, config: CharactersConfig) -> None:
@@ -68,8 +63,8 @@ class Characters(Task):
 
     @classmethod
     def check_data(cls, config: CharactersConfig) -> None:
-        """Raise DataError unless the text is there."""
-        find_text(config.data)
+        """Raise DataError unless the text is there, can be read and is long enough."""
+        read_text(config.data, config.context)
 
     def __len__(self) -> int:
         return (len(self.text.splits["train"]) - 1) // self.config.context

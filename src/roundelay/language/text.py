@@ -29,15 +29,6 @@ class Text:
     splits: dict[str, Tensor]
 
     @classmethod
-    def read(cls, path: str) -> Text:
-        """Read a UTF-8 file; see `find_text`. Raises DataError if it cannot be read."""
-        file = find_text(path)
-        try:
-            return cls.of(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"cannot read '{file}' as UTF-8 text: {error}") from None
-
-    @classmethod
     def of(cls, text: str) -> Text:
         """Number the characters and split the text.
 
@@ -48,9 +39,8 @@ class Text:
         characters = "".join(sorted(set(text)))
         number = {character: index for index, character in enumerate(characters)}
         numbers = torch.tensor([number[character] for character in text], dtype=torch.int64)
-        train = round(SHARES["train"] * len(text))
-        valid = train + round(SHARES["valid"] * len(text))
-        return cls(characters, {"train": numbers[:train], "valid": numbers[train:valid], "test": numbers[valid:]})
+        sizes = _sizes(len(text))
+        return cls(characters, dict(zip(sizes, numbers.split(list(sizes.values())), strict=True)))
 
     def encode(self, text: str) -> Tensor:
         """The numbers of characters that all occur in the text."""
@@ -59,6 +49,30 @@ class Text:
     def decode(self, numbers: Tensor) -> str:
         """The characters."""
         return "".join(self.characters[number] for number in numbers.tolist())
+
+
+def read_text(path: str, context: int = 1) -> str:
+    """The characters of a UTF-8 file; see `find_text`.
+
+    Raises DataError if it cannot be read, or if its validation part has no piece of `context` characters and the next one.
+    """
+    file = find_text(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read '{file}' as UTF-8 text: {error}") from None
+    if min(_sizes(len(text)).values()) <= context:
+        raise DataError(
+            f"'{file}' has {len(text):,} characters; a context of {context} needs about {context / SHARES['valid'] + 20:,.0f} or "
+            f"more, because {SHARES['valid']:.0%} of them are for validation; name a longer text, or set settings.context"
+        )
+    return text
+
+
+def _sizes(characters: int) -> dict[str, int]:
+    """Characters of each part."""
+    train, valid = round(SHARES["train"] * characters), round(SHARES["valid"] * characters)
+    return {"train": train, "valid": valid, "test": characters - train - valid}
 
 
 def find_text(path: str) -> Path:

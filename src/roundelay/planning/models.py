@@ -14,7 +14,7 @@ from roundelay.topology.cayley import CayleyMixing
 from roundelay.topology.mixing import SAMPLED_ROUNDS, Array, Mixing, RelabelledMixing
 from roundelay.topology.spectrum import stationary_variance
 
-PAIR_WEIGHT = 1 / 3  # as in strategies/pair_average.py, which imports torch; a test compares the two
+PAIR_WEIGHT = 1 / 3  # as in strategies/pair_exchange.py, which imports torch; a test compares the two
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Model:
         has_topology: it averages along a topology. A strategy without one averages all learners, so its mixing is `complete`.
         takes_groups: it can run between super-learners.
         local_steps: steps between two averagings; 1 for all strategies but local-sgd.
+        averages_gradients: the optimizer sees the mean gradient of all learners.
     """
 
     cost: CostModel
@@ -37,6 +38,7 @@ class Model:
     has_topology: bool = False
     takes_groups: bool = True
     local_steps: int = 1
+    averages_gradients: bool = False
 
 
 def step_cost(model: Model, mixing: Mixing, cluster: Cluster, group_size: int = 1, seed: int = 0) -> StepCost:
@@ -99,7 +101,7 @@ def _laplacian_spectrum(mixing: Mixing) -> tuple[Array, Array]:
 
 
 MODELS = {
-    "allreduce": Model(cost.allreduce, _of_equal_replicas, takes_groups=False),
+    "allreduce": Model(cost.allreduce, _of_equal_replicas, takes_groups=False, averages_gradients=True),
     "delay-by-one": Model(cost.delay_by_one, _of_mixing),
     "dpsgd": Model(cost.dpsgd, _of_mixing, has_topology=True),
     "adpsgd": Model(cost.adpsgd, _of_pairs, synchronous=False, has_topology=True),

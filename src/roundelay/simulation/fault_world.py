@@ -216,7 +216,7 @@ class FaultWorld:
         begin, end = self._actions(fault)
         begin()
         if end is not None:
-            self.clock.call_later(fault.until_s - fault.at_s, partial(_call, end))
+            self.clock.call_later(fault.until_s - fault.at_s, end)
 
     def _actions(self, fault: SimulatedFault) -> tuple[Callable[[], object], Callable[[], object] | None]:
         """What begins a fault, and what ends it."""
@@ -249,10 +249,6 @@ class FaultWorld:
             return [(fault.learner, fault.other), (fault.other, fault.learner)]
         others = [other for other in (*self.participants, RENDEZVOUS) if other != fault.learner]
         return [link for other in others for link in ((fault.learner, other), (other, fault.learner))]
-
-
-def _call(action: Callable[[], object]) -> None:
-    action()
 
 
 def _each(change: Callable[[int, int], None], links: list[tuple[int, int]]) -> None:

@@ -111,7 +111,7 @@ class Invariants:
 
     def _check_generation(self, participant: Participant) -> None:
         assert participant.learner is not None
-        group = participant.learner._peers.group
+        group = participant.learner.peers.group
         assert group is not None
         members = group.view.membership
         before = self._generation.get(participant, -1)

@@ -77,8 +77,6 @@ def digits() -> Problem:
 
     Raises MissingExtraError if scikit-learn is not installed.
     """
-    found = digits_dataset()
-    x = torch.tensor(found.data, dtype=torch.float32) / 16
-    y = torch.tensor(found.target, dtype=torch.int64)
+    x, y = digits_dataset()
     held_out = torch.arange(len(y)) % 6 == 5
     return Problem((x[~held_out], y[~held_out]), (x[held_out], y[held_out]), hidden=(32,))

@@ -39,7 +39,8 @@ class Summary:
     Attributes:
         vocabulary: number of different words.
         phones: phones of the alignments and of the lexicon.
-        unknown_words: words that the lexicon lacks, and how often they occur; empty without a lexicon.
+        unknown_words: words that cannot be recognised, and how often they occur: the lexicon lacks them or, without a lexicon,
+            the training split does. Empty without both.
         rates_Hz: sample rates, and how many utterances have each.
         problems: number of problems of each kind.
         cases: one line for each problem.
@@ -75,7 +76,7 @@ def summary(corpus: Corpus, *, quick: bool = False, progress: Progress | None = 
     for one in checked:
         problems.cases.extend(one.problems)
     lexicon = Lexicon.read(corpus.lexicon) if corpus.lexicon else None
-    unknown = lexicon.unknown(utterance.text for utterance in corpus.utterances) if lexicon else Counter[str]()
+    unknown = _unknown_words(corpus, lexicon)
     phones = set(corpus.phone_set)
     if lexicon:
         for phone in sorted(phones.difference(lexicon.phones)):
@@ -92,6 +93,13 @@ def summary(corpus: Corpus, *, quick: bool = False, progress: Progress | None = 
         problems.counts(),
         tuple(f"{kind}: {line}" for kind, line in problems.cases),
     )
+
+
+def _unknown_words(corpus: Corpus, lexicon: Lexicon | None) -> Counter[str]:
+    trained = {word for utterance in corpus.utterances if utterance.split == "train" for word in utterance.text.split()}
+    known = lexicon or trained
+    said = (word for utterance in corpus.utterances for word in utterance.text.split())
+    return Counter(word for word in said if known and word not in known)
 
 
 def _split(corpus: Corpus, name: str, checked: Sequence[_Checked]) -> SplitSummary:

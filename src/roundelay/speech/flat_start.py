@@ -36,7 +36,7 @@ from roundelay.speech.projection import Projection
 from roundelay.speech.segments import Ints
 
 DIMENSIONS = 40  # kept by the linear maps
-_ITERATIONS = 10  # at most, with each linear map
+ITERATIONS = 10  # at most, with each linear map
 _CONVERGED = 1e-3  # iterations end when the relative gain is below this
 _SILENCE_GAUSSIANS = 4  # of each state of silence
 _ENDS = 5  # frames at each end of an utterance that are quiet in most utterances
@@ -60,8 +60,13 @@ class FlatStart:
     costs: tuple[tuple[float, ...], ...]
 
 
-def flat_start(features: FramesByUtterance, transcripts: Transcripts, workers: int | None = None) -> FlatStart:
-    """State labels from features and transcripts. The tying should be `Monophones`, since a tree needs labels first."""
+def flat_start(
+    features: FramesByUtterance, transcripts: Transcripts, workers: int | None = None, iterations: int = ITERATIONS
+) -> FlatStart:
+    """State labels from features and transcripts. The tying should be `Monophones`, since a tree needs labels first.
+
+    Each of the three stages ends after `iterations`, or earlier when it has converged.
+    """
     texts, lexicon, tying = transcripts
     failed = {
         name: f"not in the lexicon: {', '.join(words)}" for name in texts if (words := lexicon.unknown([texts[name]]))
@@ -80,7 +85,7 @@ def flat_start(features: FramesByUtterance, transcripts: Transcripts, workers: i
             projection = projection.discriminating(features, found.labels, tying.num_states)
         number_S = np.where(tying.phone_of_state == 0, _SILENCE_GAUSSIANS if stage else 1, 1).astype(np.int32)
         costs: list[float] = []
-        while len(costs) < _ITERATIONS and not _converged(costs):
+        while len(costs) < iterations and not _converged(costs):
             model = Gmm.fit(features, found.labels, projection, number_S)
             found = model.aligned(features, transcripts, [*found.labels, *found.failed], workers)
             costs.append(found.cost)

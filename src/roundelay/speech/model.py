@@ -28,12 +28,14 @@ class ModelConfig:
         width: units of a layer in each direction; 512 in the papers.
         bottleneck: units of the linear layer before the softmax; 256 in the papers.
         dropout: probability, on the output of every layer, during training.
+        stack: so many frames are one step of the LSTMs, which then predict the states of all of them; 1 in the papers.
     """
 
     layers: int = at_least(1, 2)
     width: int = at_least(1, 128)
     bottleneck: int = at_least(1, 64)
     dropout: float = fraction(0.0)
+    stack: int = at_least(1, 1)
 
 
 class AcousticModel(nn.Module):
@@ -48,21 +50,39 @@ class AcousticModel(nn.Module):
     def __init__(self, features: int, states: int, config: ModelConfig) -> None:
         super().__init__()
         between = config.dropout if config.layers > 1 else 0.0  # torch warns about dropout with a single layer
+        self.stack = config.stack
         self.lstm = nn.LSTM(
-            features, config.width, config.layers, batch_first=True, dropout=between, bidirectional=True
+            config.stack * features, config.width, config.layers, batch_first=True, dropout=between, bidirectional=True
         )
         self.dropout = nn.Dropout(config.dropout)
-        self.bottleneck = nn.Linear(2 * config.width, config.bottleneck)
+        self.bottleneck = nn.Linear(2 * config.width, config.stack * config.bottleneck)
         self.output = nn.Linear(config.bottleneck, states)
 
     def forward(self, frames_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
         """logits_BTS. With `lengths_B`, padding is ignored: the backward LSTM begins at the last frame of each utterance."""
         if lengths_B is None:
-            hidden_BTH, _ = self.lstm(frames_BTF)
+            hidden_BUH, _ = self.lstm(stacked(frames_BTF, self.stack))
         else:
-            packed = pack_padded_sequence(frames_BTF, lengths_B.cpu(), batch_first=True, enforce_sorted=False)
-            hidden_BTH, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
-        return cast(Tensor, self.output(self.bottleneck(self.dropout(hidden_BTH))))
+            last_B1, time_T = lengths_B[:, None] - 1, torch.arange(frames_BTF.shape[1], device=frames_BTF.device)
+            repeated_BT = torch.minimum(time_T, last_B1)  # the last step of an utterance must not see padding either
+            steps_BUG = stacked(frames_BTF.take_along_dim(repeated_BT[:, :, None], dim=1), self.stack)
+            steps_B = -(-lengths_B.cpu() // self.stack)
+            packed = pack_padded_sequence(steps_BUG, steps_B, batch_first=True, enforce_sorted=False)
+            hidden_BUH, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
+        narrow_BUK = self.bottleneck(self.dropout(hidden_BUH))
+        narrow_BTK = narrow_BUK.unflatten(2, (self.stack, -1)).flatten(1, 2)[:, : frames_BTF.shape[1]]
+        return cast(Tensor, self.output(narrow_BTK))
+
+
+def stacked(frames_BTF: Tensor, number: int) -> Tensor:
+    """`number` adjacent frames in each step, B×⌈T/number⌉×(number·F). The last frame is repeated to fill the last step.
+
+    >>> stacked(torch.arange(5.0).reshape(1, 5, 1), 2).tolist()
+    [[[0.0, 1.0], [2.0, 3.0], [4.0, 4.0]]]
+    """
+    missing = -frames_BTF.shape[1] % number
+    filled_BTF = torch.cat([frames_BTF, frames_BTF[:, -1:].expand(-1, missing, -1)], dim=1) if missing else frames_BTF
+    return cast(Tensor, filled_BTF.unflatten(1, (-1, number)).flatten(2))
 
 
 def log_posteriors(module: nn.Module, frames: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:

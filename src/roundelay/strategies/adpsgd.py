@@ -30,7 +30,7 @@ class ADPSGD(Strategy):
     r"""$X \leftarrow X T_k - \alpha g(\Phi)$: gradients taken at stale weights $\Phi_i$ are applied to live ones.
 
     There are two sets of weights. Exchanges act on the **live** ones at any time; forward and backward read the module's
-    own **working** ones, which never change in between. A step holds the lock of the live weights while the optimizer
+    own **working** ones, which do not change between two steps. A step holds the lock of the live weights while the optimizer
     applies the gradient, taken at the old working weights, to the live ones. Then working <- live, by one copy.
 
     An exchange averages two learners in difference form, see `PairAverage`: the sum over all learners is conserved,

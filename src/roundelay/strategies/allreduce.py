@@ -66,7 +66,7 @@ class _Bucket:
 
 
 class Allreduce(Strategy):
-    r"""$x \leftarrow x - \alpha \frac1n \sum_j g_j(x)$, as DistributedDataParallel.
+    r"""$x \leftarrow x - \alpha \frac1n \sum_j g_j(x)$, like DistributedDataParallel.
 
     Gradients are the mean when `backward()` returns, so the user's clipping and GradScaler see the mean. A weight that has no
     gradient on any learner keeps none. Waits for all learners. Learners may take unequal numbers of steps: those that

@@ -22,9 +22,10 @@ from roundelay.weights.replica import Replica
 class DPSGD(Strategy):
     r"""$x_i \leftarrow \sum_j W_{ij}(k) x_j - \alpha g(x_i)$.
 
-    The swap of $x_k$ runs during forward and backward of step k. When it has ended, a thread of the transport mixes the
-    neighbours' weights into the buffer that was sent; the optimizer applies the gradient, taken at the learner's own $x_i$, to
-    them. Waits for the neighbours of the round. Extra memory: one copy of the model to send, and one per neighbour.
+    Neighbours swap the weights of step k during its forward and backward pass. When the swap has ended, a thread of the
+    transport mixes the neighbours' weights into the buffer that was sent. The optimizer applies the gradient, which was
+    taken at the learner's own $x_i$, to the mixed weights. Waits for the neighbours of the round. Extra
+    memory: one copy of the model to send, and one per neighbour.
 
     Args:
         topology: a name, a graph file, `module:function`, or a function from the number of learners to a Mixing.

@@ -16,11 +16,9 @@ from contextlib import AbstractContextManager
 from torch import Tensor
 
 from roundelay.errors import PeerLostError, RefusedError
-from roundelay.strategies.message_exchange import AnsweringEnd
-from roundelay.strategies.round_messages import HEADER_BYTES, Header, Kind, Reply, RoundMessages
+from roundelay.strategies.round_messages import HEADER_BYTES, AnsweringEnd, Header, Kind, Reply, RoundMessages
 from roundelay.strategies.round_state import RoundState, Told
 from roundelay.transport.base import Exchange, Transport
-from roundelay.transport.messages import answering
 
 
 class OuterRounds:
@@ -38,7 +36,6 @@ class OuterRounds:
         self._transport, self._asked = transport, asked
         self.state = RoundState(transport.rank)
         self._messages = RoundMessages(transport)
-        self._begin_answer = answering(self._answer)
         transport.serve(self._serve)
 
     def begin(self, round: int, peers: Iterable[int], message: Tensor) -> Future[None]:
@@ -104,11 +101,8 @@ class OuterRounds:
     # What peers say ------------------------------------------------------------------------------------------------
 
     def _serve(self, peer: int, request: Tensor, reply: Tensor) -> AbstractContextManager[Exchange]:
-        if len(request) == HEADER_BYTES:
-            return self._begin_answer(peer, request, reply)
-        return AnsweringEnd(
-            request, reply, HEADER_BYTES, lambda: self._offered(peer, request, reply), self._taken(peer)
-        )
+        answer = self._answer if len(request) == HEADER_BYTES else self._offered
+        return AnsweringEnd(request, reply, lambda: answer(peer, request, reply), self._taken(peer))
 
     def _answer(self, peer: int, request: Tensor, reply: Tensor) -> None:
         """A peer has begun a round, or takes no part in one."""

@@ -34,8 +34,16 @@ def strategy_named(name: str, **options: Any) -> Strategy:  # noqa: ANN401  # ea
     >>> strategy_named("dpsgd", topology="ring", max_lead=4)
     <roundelay.strategies.dpsgd.DPSGD object at ...>
     """
-    taken = {option: value for option, value in options.items() if takes_option(name, option)}
-    return _factory(name)(**taken)
+    factory = _factory(name)
+    parameters = inspect.signature(factory).parameters
+    taken = {option: value for option, value in options.items() if option in parameters}
+    try:
+        inspect.signature(factory).bind(**taken)
+    except TypeError as error:
+        raise StrategyError(
+            f"'{name}' cannot be made by its name: {error}; give its arguments defaults, or use it from Python"
+        ) from None
+    return factory(**taken)
 
 
 def takes_option(name: str, option: str) -> bool:

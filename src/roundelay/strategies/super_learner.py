@@ -19,8 +19,8 @@ class SuperLearner(Strategy):
     r"""Gradients are reduced inside a group; `between` averages the groups (arXiv:2002.01119, section on super-learners).
 
     One leader per group owns the weights that other groups see. The leader brings the mixed weights in, applies the group's
-    mean gradient to them and broadcasts the result inside the group, so that members are bit-identical. The broadcast is
-    the price. It comes after the step, because the leader holds the lock that exchanges need during the step.
+    mean gradient to them and broadcasts the result inside the group, so that members are bit-identical. This broadcast is
+    the cost of super-learners. It comes after the step, because the leader holds the lock that exchanges need during the step.
 
     Args:
         between: the strategy between groups; its topology is asked for the number of groups.
@@ -34,10 +34,12 @@ class SuperLearner(Strategy):
     def __init__(self, between: Strategy, group_size: int | None = None) -> None:
         if group_size is not None and group_size < 1:
             raise StrategyError(f"group_size must be at least 1, got {group_size}")
+        if not isinstance(between, Strategy):
+            raise StrategyError(f"a SuperLearner needs the strategy between groups, such as ADPSGD(), got {between!r}")
         if not between.takes_groups:
             raise StrategyError(
                 f"between groups weights are averaged, but {type(between).__name__} averages gradients; "
-                "use DPSGD, ADPSGD or DelayByOne, or plain Allreduce without groups"
+                "use ADPSGD, DPSGD, LocalSGD or DelayByOne, or plain Allreduce without groups"
             )
         self.between, self.group_size = between, group_size
         self.synchronous, self.reforms_alone = between.synchronous, between.reforms_alone

@@ -11,7 +11,7 @@ from roundelay.topology.mixing import DENSE_LIMIT, Mixing
 
 ROUNDS = 400  # sampled to find the slowest direction, and as many to measure rho
 COLUMNS = 16  # independent copies of the recursion, from which the variance is estimated
-BATCHES = 20  # the rounds are split into so many batches; the means of the batches give the standard error
+BATCHES = 20  # the rounds are split into this many batches; the means of the batches give the standard error
 UNSETTLED = 1e-3  # fraction of the initial values that is left after settling
 MOST_SETTLING = 2000  # rounds; no variance is estimated for a mixing that settles more slowly
 

@@ -14,7 +14,7 @@ from roundelay.topology.matrix import from_graph, from_matrix
 from roundelay.topology.mixing import Mixing
 
 READERS: dict[str, Callable[[Path], Mixing]] = {
-    ".npy": lambda path: from_matrix(np.load(path, allow_pickle=False), path.name),
+    ".npy": lambda path: from_matrix(_read_npy(path), path.name),
     ".csv": lambda path: from_matrix(np.loadtxt(path, delimiter=",", ndmin=2), path.name),
     ".edgelist": lambda path: from_graph(_networkx().read_edgelist(path), path.name),
     ".graphml": lambda path: from_graph(_networkx().read_graphml(path), path.name),
@@ -28,7 +28,7 @@ def mixing_from_file(path: Path) -> Mixing:
     Raises MissingExtraError if the file is a graph and networkx is not installed.
     """
     if not path.is_file():
-        raise TopologyError(f"cannot read {path}: there is no such file")
+        raise TopologyError(f"cannot read {path}: {'it is a folder' if path.is_dir() else 'there is no such file'}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # NumPy only warns about an empty file, which is an error here
@@ -40,6 +40,12 @@ def mixing_from_file(path: Path) -> Mixing:
     except Exception as error:  # the readers raise many kinds of errors for a malformed file
         what = str(error).partition("\n")[0] or type(error).__name__
         raise TopologyError(f"cannot read {path} as {path.suffix}: {what}") from error
+
+
+def _read_npy(path: Path) -> Any:  # noqa: ANN401 - checked by `from_matrix`
+    """The array in a file. np.load would take any file for a pickle, and advise to unpickle it."""
+    with path.open("rb") as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _networkx() -> Any:  # noqa: ANN401 - a module without types

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 TABLE_LIMIT = 4096
-FEW = 16  # up to so many learners a Python loop is faster than NumPy
+FEW = 16  # up to this many learners a Python loop is faster than NumPy
 FEISTEL_ROUNDS = 8
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

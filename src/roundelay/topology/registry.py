@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from roundelay import plugins
-from roundelay.errors import TopologyError, unknown
+from roundelay.errors import RoundelayError, TopologyError, unknown
 from roundelay.topology import graphs
 from roundelay.topology.base_graph import base_graph
 from roundelay.topology.files import READERS, mixing_from_file
@@ -41,7 +41,7 @@ def family(topology: str | Mixing | Family, *, seed: int = 0, degree: int = 1) -
         seed: seed of the random topologies.
         degree: degree of base-graph.
 
-    Raises TopologyError for an unknown name, or for a file or module that cannot be read.
+    Raises TopologyError for any other value, for an unknown name, or for a file or module that cannot be read.
 
     >>> family("random-ring", seed=3)(8), family(graphs.ring)(5)
     (random-ring(8), ring(5))
@@ -50,6 +50,8 @@ def family(topology: str | Mixing | Family, *, seed: int = 0, degree: int = 1) -
         return OneSize(topology)
     if callable(topology):
         return topology
+    if not isinstance(topology, str):
+        raise TopologyError(f"a topology is a name, a file, module:function, a function or a Mixing, got {topology!r}")
     if Path(topology).suffix in READERS:
         return OneSize(mixing_from_file(Path(topology)))
     if plugins.is_path(topology):
@@ -132,8 +134,15 @@ class FromPlugin:
         return cast(Family, function)
 
     def __call__(self, size: int) -> Mixing:
-        """The mixing for `size` learners. Raises TopologyError if the function returns anything else."""
-        mixing = self._function()(size)
+        """The mixing for `size` learners. Raises TopologyError if the function raises, or returns anything else."""
+        try:
+            mixing = self._function()(size)
+        except RoundelayError:
+            raise
+        except Exception as error:  # an error in the user's own function
+            raise TopologyError(
+                f"the topology '{self.path}' failed for {size} learners: {plugins.located(error)}"
+            ) from error
         if not isinstance(mixing, Mixing) or mixing.size != size:
             raise TopologyError(f"the topology '{self.path}' must return a Mixing of {size} learners, got {mixing!r}")
         return mixing

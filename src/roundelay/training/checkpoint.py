@@ -36,6 +36,12 @@ MANIFEST, BEST = "manifest.json", "best.json"
 PATIENCE_S, RETRY_EVERY_S = 60.0, 1.0  # how long, and how often, a write to a full disk is tried again
 
 
+Piece = dict[str, Any]
+"""The part of a checkpoint that one learner has saved: learner, file, sha256, bytes, and `learners`, which lived then."""
+Pieces = dict[int, dict[int, Piece]]
+"""Pieces by the samples seen and the learner."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A complete checkpoint.
@@ -103,9 +109,31 @@ def _bare(name: str) -> str:
     return name
 
 
+def pieces(folder: Path) -> Pieces:
+    """The pieces in `folder` of all checkpoints, complete or not. A file that cannot be read is left out."""
+    numbers = sorted(int(path.name) for path in folder.glob("*/") if path.name.isdigit())
+    return {number: found for number in numbers if (found := pieces_at(folder, number))}
+
+
+def pieces_at(folder: Path, samples_seen: int) -> dict[int, Piece]:
+    """The pieces of one checkpoint."""
+    found: dict[int, Piece] = {}
+    for path in sorted((folder / folder_name(samples_seen)).glob("learner-*.json")):
+        with contextlib.suppress(*UNREADABLE):
+            piece: Piece = json.loads(path.read_text())
+            _bare(piece["file"])
+            found[int(piece["learner"])] = piece
+    return found
+
+
+def is_complete(found: dict[int, Piece]) -> bool:
+    """Whether the pieces of one checkpoint are all that a learner expected when it saved."""
+    return any(found.keys() >= set(piece.get("learners", ())) for piece in found.values() if piece.get("learners"))
+
+
 def at(folder: Path, samples_seen: int) -> Checkpoint:
     """The complete checkpoint at `samples_seen`. Its files are not verified."""
-    return _read_manifest(folder / _name(samples_seen) / MANIFEST)
+    return _read_manifest(folder / folder_name(samples_seen) / MANIFEST)
 
 
 def abandon_after(folder: Path, samples_seen: int) -> None:
@@ -120,7 +148,8 @@ def abandon_after(folder: Path, samples_seen: int) -> None:
         aside = folder / f"abandoned-{time.strftime('%Y%m%d-%H%M%S')}"
         aside.mkdir(exist_ok=True)
         for path in later:
-            path.rename(aside / path.name)
+            with contextlib.suppress(FileNotFoundError):  # another machine that sees this directory was faster
+                path.rename(aside / path.name)
 
 
 def choose(folder: Path, samples_seen: int | None = None) -> Checkpoint:
@@ -131,18 +160,23 @@ def choose(folder: Path, samples_seen: int | None = None) -> Checkpoint:
     """
     names = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))
     if not names:
-        raise CheckpointError(f"there is no complete checkpoint in '{folder}'; start without --resume")
-    wanted = names[-1] if samples_seen is None else _name(samples_seen)
+        raise CheckpointError(
+            f"there is no complete checkpoint in '{folder}'; begin a new run with another --out, without --resume"
+        )
+    wanted = names[-1] if samples_seen is None else folder_name(samples_seen)
     if wanted not in names:
         raise CheckpointError(
-            f"there is no checkpoint at {samples_seen}; there are {', '.join(str(int(n)) for n in names)}"
+            f"there is no checkpoint at {samples_seen} samples; give --resume one of these numbers of samples: "
+            + ", ".join(str(int(name)) for name in names)
         )
     try:
         return _whole(folder / wanted)
     except CheckpointError as error:
         whole = next((int(name) for name in reversed(names) if name != wanted and _is_whole(folder / name)), None)
         hint = (
-            "no other checkpoint is whole" if whole is None else f"the checkpoint at {whole} is whole: --resume {whole}"
+            "no other checkpoint is whole, so begin a new run with another --out"
+            if whole is None
+            else f"the checkpoint at {whole} is whole: --resume {whole}"
         )
         raise CheckpointError(f"{error}; {hint}") from None
 
@@ -161,7 +195,8 @@ def _whole(folder: Path) -> Checkpoint:
     return checkpoint
 
 
-def _name(samples_seen: int) -> str:
+def folder_name(samples_seen: int) -> str:
+    """The name of the folder of a checkpoint."""
     return f"{samples_seen:015d}"
 
 
@@ -193,7 +228,7 @@ class Checkpoints:
 
     def path(self, samples_seen: int, learner: int) -> Path:
         """The file of a learner in the checkpoint at `samples_seen`, whether it is written yet or not."""
-        return self.folder / _name(samples_seen) / f"learner-{learner}.safetensors"
+        return self.folder / folder_name(samples_seen) / f"learner-{learner}.safetensors"
 
     def wait(self) -> None:
         """Wait until the last `save` is written. A disk that stays full for `PATIENCE_S` is logged, and not raised."""
@@ -212,28 +247,39 @@ class Checkpoints:
 
     def _write(self, samples_seen: int, state: Any, learners: tuple[int, ...]) -> None:  # noqa: ANN401
         data = to_bytes(state)
-        folder = self.folder / _name(samples_seen)
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"learner-{self._learner}"
-        write_whole(folder / f"{name}.safetensors", data)
-        entry = {
+        piece = {
             "learner": self._learner,
-            "file": f"{name}.safetensors",
+            "file": f"learner-{self._learner}.safetensors",
             "sha256": hashlib.sha256(data).hexdigest(),
             "bytes": len(data),
+            "learners": list(learners),
         }
-        write_whole(folder / f"{name}.json", json.dumps(entry).encode())
-        self._complete(folder, samples_seen, learners)
+        write_piece(self.folder, samples_seen, piece, data)
+        self.complete(samples_seen, learners)
 
-    def _complete(self, folder: Path, samples_seen: int, learners: tuple[int, ...]) -> None:
-        """Write the manifest if all files are there. It also lists the files of learners that saved and then left."""
-        entries = [json.loads(entry.read_text()) for entry in sorted(folder.glob("learner-*.json"))]
-        if not {entry["learner"] for entry in entries} >= set(learners):
-            return
-        files = sorted(entries, key=lambda entry: int(entry["learner"]))
-        document = {"format": FORMAT, "samples_seen": samples_seen, "files": files}
-        write_whole(folder / MANIFEST, json.dumps(document, indent=2).encode())
+    def complete(self, samples_seen: int, learners: Iterable[int]) -> bool:
+        """Write the manifest if the files of all `learners` are there; returns whether they are."""
+        if not write_manifest(self.folder, samples_seen, learners):
+            return False
         self._prune()
+        return True
+
+    def remove_before(self, complete_elsewhere: Iterable[int]) -> None:
+        """Remove files that are older than the newest `keep` of these checkpoints, which another machine has.
+
+        The newest checkpoint that is complete here stays.
+        """
+        kept = sorted(complete_elsewhere)[-self._keep :]
+        own = max((each.samples_seen for each in complete(self.folder)), default=-1)
+        for path in sorted(self.folder.iterdir()):
+            if (
+                path.is_dir()
+                and path.name.isdigit()
+                and int(path.name) < min(kept, default=0)
+                and int(path.name) != own
+            ):
+                (path / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
 
     def mark_best(self, samples_seen: int) -> None:
         """Keep the checkpoint at `samples_seen`, until another one is marked. A full disk is logged, not raised."""
@@ -259,9 +305,31 @@ class Checkpoints:
         most = max(sizes[name] for name in newest)
         for path in sorted(self.folder.iterdir()):
             old = path.is_dir() and path.name < newest[0] and sizes.get(path.name, 0) <= most
-            if old and (best is None or path.name != _name(best)):
+            if old and (best is None or path.name != folder_name(best)):
                 (path / MANIFEST).unlink(missing_ok=True)  # first: a checkpoint with a manifest has all its files
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def write_piece(folder: Path, samples_seen: int, piece: Piece, data: bytes | memoryview) -> None:
+    """Write the file of one learner, and then what describes it."""
+    folder = folder / folder_name(samples_seen)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = _bare(piece["file"])
+    write_whole(folder / file, data)
+    write_whole(folder / f"{Path(file).stem}.json", json.dumps(piece).encode())
+
+
+def write_manifest(folder: Path, samples_seen: int, learners: Iterable[int]) -> bool:
+    """Write the manifest if the files of all `learners` are there; returns whether they are.
+
+    The manifest also lists the files of learners that saved and then left.
+    """
+    found = pieces_at(folder, samples_seen)
+    if not found.keys() >= set(learners):
+        return False
+    document = {"format": FORMAT, "samples_seen": samples_seen, "files": [found[each] for each in sorted(found)]}
+    write_whole(folder / folder_name(samples_seen) / MANIFEST, json.dumps(document, indent=2).encode())
+    return True
 
 
 def patiently(write: Callable[[], None], give_up: threading.Event | None = None) -> None:
@@ -279,7 +347,7 @@ def patiently(write: Callable[[], None], give_up: threading.Event | None = None)
                 raise
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | memoryview) -> None:
     """Write a file under a temporary name, flush it to the disk and rename it, so that `path` is never half written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:

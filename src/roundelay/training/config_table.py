@@ -46,10 +46,11 @@ def _checked(hint: Any, each: dataclasses.Field[Any], value: Any, key: str) -> A
         return read(typing.cast(type[Any], hint), value, key + ".")
     converted = _converted(hint, value)
     if converted is None:
-        raise ConfigError(f"{key} must be {_described(hint)}, got {_shown(value)}")
+        large = " below 2^63" if type(value) is int and hint is int else ""
+        raise ConfigError(f"{key} must be {_described(hint)}{large}, got {_shown(value)}")
     least, below = each.metadata.get("least"), each.metadata.get("below", math.inf)
     if least is not None and not least <= converted < below:
-        limit = "" if below == math.inf else f" and below {below:g}"
+        limit = f" and below {below:g}" if below < math.inf else "" if math.isfinite(converted) else " and finite"
         raise ConfigError(f"{key} must be at least {least:g}{limit}, got {value!r}")
     return converted
 

@@ -95,8 +95,8 @@ class TensorBoard:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file. Lines that are no row, such as one that a crash has cut off, are left out."""
-    with path.open() as file:
+    """The rows of a file. Lines that are no row, such as one that a crash has cut off or damaged, are left out."""
+    with path.open(errors="replace") as file:
         yield from rows_of(file)
 
 

@@ -65,6 +65,8 @@ def task_class(name: str) -> type[Task]:
     found = plugins.load(name, "task", ConfigError)
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigError(f"'{name}' is no task; it must be a class derived from roundelay.Task")
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise ConfigError(f"the task '{name}' does not define {', '.join(missing)}; every task must")
     return found
 
 
@@ -93,6 +95,10 @@ def from_table(table: Mapping[str, Any]) -> Config:
 def _kind(table: Mapping[str, Any]) -> type[Config]:
     """Config with the settings of the table's task."""
     task = table.get("task")
+    if task is None:
+        raise ConfigError(
+            "the key 'task' is missing; give a task as module:Class, such as roundelay.training.tiny:Digits"
+        )
     if not isinstance(task, str):
         raise ConfigError(f"task must be module:Class, got {task!r}")
     return with_settings(task_class(task).Config)

@@ -28,6 +28,7 @@ from roundelay.training.recipes import as_table, read_toml
 
 CONFIG, MACHINE, METRICS, TICKET = "config.toml", "machine.json", "metrics.jsonl", "ticket.json"
 RESULTS, MODEL, MODEL_CONFIG = "results.json", "model.safetensors", "config.json"
+MODEL_PLACE = "model"  # in results.json of a machine without the model: the host and the directory that have it
 PROBLEMS = "problems.txt"  # problems in the data, one per line; only written by tasks that find any
 
 
@@ -35,7 +36,7 @@ def begin(folder: Path, config: Config, command: str, *, simulated: bool = False
     """Begin a new run; machine.json says if it is a simulated one. Raises ConfigError if the folder holds a run already."""
     if (folder / CONFIG).exists():
         raise ConfigError(f"'{folder}' holds a run already; go on with it by --resume, or choose another --out")
-    _make(folder)
+    make(folder)
     write(folder, config, command, simulated=simulated)
 
 
@@ -46,7 +47,15 @@ def write(folder: Path, config: Config, command: str, *, simulated: bool = False
     checkpoint.write_whole(folder / MACHINE, json.dumps(described, indent=2).encode())
 
 
-def _make(folder: Path) -> None:
+def wait_for_config(folder: Path, patience_s: float = 10.0) -> None:
+    """Wait until the machine that begins the run in `folder` has written the configuration. `table` raises if it has not."""
+    deadline = time.monotonic() + patience_s
+    while not (folder / CONFIG).exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def make(folder: Path) -> None:
+    """Make the folders of a run. Raises ConfigError if that is not possible."""
     try:
         for each in (folder / "logs", folder / "checkpoints"):
             each.mkdir(parents=True, exist_ok=True)

@@ -30,38 +30,50 @@ def held() -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def hold(folder: Path, *, shared: bool = False) -> Iterator[None]:
-    """In this block no other command may train in `folder`.
+def hold(folder: Path, *, shared: bool = False) -> Iterator[bool]:
+    """In this block no other command may train in `folder`. Gives whether this is the first command there.
 
     Args:
         folder: of the run.
-        shared: the run has learners on several machines, and every machine has a supervisor that holds the lock.
+        shared: the run has learners on several machines, and their supervisors may use one directory.
 
     Raises ConfigError, which names the owner, if another command holds the lock.
     """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        _take(descriptor, folder, shared=shared)
+        first = _take(descriptor, folder, shared=shared)
         _held.append(descriptor)
         try:
-            yield
+            yield first
         finally:
             _held.remove(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _take(descriptor: int, folder: Path, *, shared: bool) -> None:
+def _take(descriptor: int, folder: Path, *, shared: bool) -> bool:
+    """Take the lock; returns whether no other command has it."""
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(f"'{folder}' is in use by {_owner(descriptor)}") from None
+        first = _lock(descriptor, fcntl.LOCK_EX)
+        if not (shared and _lock(descriptor, fcntl.LOCK_SH)) and not first:
+            raise ConfigError(f"'{folder}' is in use by {_owner(descriptor)}")
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS):
             raise
+        first = True
         log.warning("'%s' is on a file system without locks (%s): start no second run there", folder, error.strerror)
-    os.truncate(descriptor, 0)
-    os.pwrite(descriptor, f"{platform.node()} {os.getpid()}\n".encode(), 0)
+    if first:
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, f"{platform.node()} {os.getpid()}\n".encode(), 0)
+    return first
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _owner(descriptor: int) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from roundelay.cluster.launcher import Launcher, Reporter
 from roundelay.cluster.learner_process import LearnerProcess
 from roundelay.cluster.rendezvous.messages import Message
-from roundelay.training import run_directory
 from roundelay.training.display import Display
 from roundelay.training.metrics import JsonLines
 from roundelay.training.verdict import sentence
@@ -20,7 +19,7 @@ class RunReporter(Reporter):
 
     Args:
         display: the progress of the run.
-        folder: of the run.
+        metrics: the file to which events are written.
         meanwhile: called a few times a second with the launcher, for example to disturb learners.
 
     Attributes:
@@ -29,8 +28,8 @@ class RunReporter(Reporter):
         stop_reason: why the rendezvous stopped the run; empty if it did not.
     """
 
-    def __init__(self, display: Display, folder: Path, meanwhile: Callable[[Launcher], None]) -> None:
-        self._display, self._folder, self._meanwhile = display, folder, meanwhile
+    def __init__(self, display: Display, metrics: Path, meanwhile: Callable[[Launcher], None]) -> None:
+        self._display, self._metrics, self._meanwhile = display, metrics, meanwhile
         self.events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.has_events = True
         self.stop_reason = ""
@@ -68,7 +67,7 @@ class RunReporter(Reporter):
                 "waiting",
             ):  # every learner leaves at the end; the launcher says which are missing
                 continue
-            sink = JsonLines(self._folder / run_directory.METRICS)
+            sink = JsonLines(self._metrics)
             sink.write(event | {"elapsed_s": self._display.elapsed_s, "samples_seen": self._display.samples_seen})
             sink.close()
             if event["event"] == "stopping":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,15 @@ from roundelay.training.task import Task
 from roundelay.weights.serialization import UNREADABLE
 
 
-def write_result(folder: Path, config: Config, task: Task, mean: nn.Module, results: dict[str, Any]) -> None:
+def write_result(folder: Path, config: Config, task: Task, mean: nn.Module, results: dict[str, Any]) -> dict[str, Any]:
     """Write the files of a finished run: the model, what is needed to build it again, and `results` as results.json.
 
-    results.json is written last: a run that has it is finished. A full disk is waited for.
+    results.json is written last: a run that has it is finished. A full disk is waited for. Returns what is in results.json.
     """
+    with evaluating(mean):
+        results = {"finished": True} | results | task.describe(mean)
     patiently(lambda: _write_files(folder, config, task, mean, results))
+    return results
 
 
 def _write_files(folder: Path, config: Config, task: Task, mean: nn.Module, results: dict[str, Any]) -> None:
@@ -35,8 +39,6 @@ def _write_files(folder: Path, config: Config, task: Task, mean: nn.Module, resu
     described = {"task": config.task, "settings": as_table(config)["settings"], "seed": config.seed}
     write_whole(folder / run_directory.MODEL_CONFIG, json.dumps(described, indent=2).encode())
     task.leave(folder)
-    with evaluating(mean):
-        results = {"finished": True} | results | task.describe(mean)
     write_whole(folder / run_directory.RESULTS, json.dumps(results, indent=2).encode())
 
 
@@ -58,6 +60,8 @@ class RunResult:
         path = folder / run_directory.MODEL_CONFIG
         if not path.is_file() or not (folder / run_directory.MODEL).is_file():
             if (folder / run_directory.CONFIG).is_file():
+                if place := _place_of_model(folder):
+                    raise ConfigError(f"the model of the run in '{folder}' is on another machine, in {place}")
                 command = run_directory.resume_command(folder)
                 raise ConfigError(f"the run in '{folder}' is not finished; go on with it: {command}")
             raise ConfigError(f"'{folder}' holds no run: there is no {run_directory.CONFIG}")
@@ -94,6 +98,13 @@ class RunResult:
         with evaluating(module):
             sums = task.evaluate(module, split)
         return {"split": split, "samples": int(sums["samples"])} | means(sums)
+
+
+def _place_of_model(folder: Path) -> str:
+    """The host and the directory that have the model, if the run has finished on several machines; else empty."""
+    with contextlib.suppress(*UNREADABLE):
+        return str(json.loads((folder / run_directory.RESULTS).read_text()).get(run_directory.MODEL_PLACE, ""))
+    return ""
 
 
 def _damaged(path: Path, error: Exception) -> str:

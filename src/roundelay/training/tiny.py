@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -42,10 +44,9 @@ class Digits(Task):
 
     def __init__(self, config: DigitsConfig, seed: int) -> None:
         super().__init__(config, seed)
-        digits = digits_dataset()
-        order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-        self._images = (torch.tensor(digits.data, dtype=torch.float32) / 16)[order]
-        self._labels = torch.tensor(digits.target)[order]
+        images, labels = digits_dataset()
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+        self._images, self._labels = images[order], labels[order]
 
     @classmethod
     def check_data(cls, config: DigitsConfig) -> None:
@@ -86,10 +87,14 @@ class Digits(Task):
         }
 
 
-def digits_dataset() -> Any:  # noqa: ANN401  # scikit-learn has no types
-    """1797 handwritten digits of 8 x 8 pixels: `data` (1797, 64) with values from 0 to 16, and `target`, the labels."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise MissingExtraError("the digits dataset", "digits") from None
-    return load_digits()
+def digits_dataset() -> tuple[Tensor, Tensor]:
+    """1797 handwritten digits of 8 x 8 pixels: images (1797, 64) with values from 0 to 1, and labels.
+
+    The file belongs to scikit-learn, which is not imported: that takes as long as importing torch, in every learner.
+    """
+    package = importlib.util.find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise MissingExtraError("the digits dataset", "digits")
+    path = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(path, delimiter=",", dtype=np.int64)
+    return torch.from_numpy(table[:, :-1]).float() / 16, torch.from_numpy(table[:, -1].copy())

@@ -26,6 +26,7 @@ class Ending:
         joined: the learners had joined a run under way.
         lost_before_stop: the learners in `failed` that were lost before the signal came. They did not keep the others
             from saving.
+        several_machines: other machines may have files of the same checkpoints.
     """
 
     folder: Path
@@ -36,6 +37,7 @@ class Ending:
     learners: int
     joined: bool
     lost_before_stop: frozenset[str] = frozenset()
+    several_machines: bool = False
 
     def verdict(self) -> tuple[str, int]:
         """The last lines, and the exit code: 0 if the run was finished, 128 + the number of the signal, and else 1."""
@@ -71,7 +73,8 @@ class Ending:
         return all(any(way in reason for way in ways) for reason in self.failed.values())
 
     def _saved(self) -> bool:
-        return any((self.folder / "checkpoints").glob("*/manifest.json"))
+        saved = "learner-*.json" if self.several_machines else "manifest.json"
+        return any((self.folder / "checkpoints").glob(f"*/{saved}"))
 
     def _ended_early(self) -> str:
         first = next(iter(self.failed), None)
@@ -89,13 +92,17 @@ class Ending:
         for split in ("valid", "test"):
             figures = ", ".join(f"{name} {value:.4f}" for name, value in results[split].items())
             lines.append(f"mean model, {split}: {figures}")
+        if isinstance(results.get("sample"), str):
+            lines.append(f"the mean model writes:\n\n{results['sample'].strip()}\n")
         for learner, reason in self.failed.items():
             lines.append(f"learner {learner} was lost on the way ({reason}); logs are in '{self.folder / 'logs'}'")
         problems = self.folder / run_directory.PROBLEMS
         if problems.is_file():
             count = len(problems.read_text(encoding="utf-8").splitlines())
             lines.append(f"{count} problems with the data, one line each: '{problems}'")
-        lines.append(f"finished in {results['elapsed_s']:.1f} s: {self.folder / run_directory.MODEL}")
+        place = results.get(run_directory.MODEL_PLACE)
+        model = f"the model is on {place}" if place else self.folder / run_directory.MODEL
+        lines.append(f"finished in {results['elapsed_s']:.1f} s: {model}")
         return "\n".join(lines) + "\n"
 
 

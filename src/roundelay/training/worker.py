@@ -20,6 +20,7 @@ import torch
 from roundelay.cluster.elastic_world import LEARNER, register, wanted_id
 from roundelay.cluster.endpoint import WorldEndpoint
 from roundelay.cluster.environment import LOOPBACK, World, gather_bytes, parsed_address
+from roundelay.cluster.membership import Address
 from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.cluster.rendezvous.members import RunSpec
 from roundelay.cluster.rendezvous.server import RendezvousServer, open_listener
@@ -29,7 +30,9 @@ from roundelay.errors import LaunchError, RoundelayError
 from roundelay.training import checkpoint, run_directory
 from roundelay.training.build import strategy_of
 from roundelay.training.config import Config
-from roundelay.training.recipes import from_table, task_of
+from roundelay.training.other_machines import OtherMachines, RunFiles
+from roundelay.training.recipes import as_table, from_table, task_of
+from roundelay.training.resuming import Resume
 from roundelay.training.trainer import Trainer
 from roundelay.transport.security import Security
 
@@ -40,13 +43,15 @@ _NO_COLLECTIVES = (
 )
 
 
-def train_launched(ticket: Ticket, folder: Path, resume_at: int | None, *, guest: bool) -> bool:
+def train_launched(ticket: Ticket, folder: Path, metrics: str, files: Address, resume: Resume, *, guest: bool) -> bool:
     """Train as a learner that the launcher has started; True if the budget was used up.
 
     Args:
         ticket: of the run.
         folder: of the run; its configuration was checked when it was written.
-        resume_at: samples seen at the checkpoint to resume from; None begins a new run.
+        metrics: the name of the file of metrics in `folder`.
+        files: where the supervisor serves `folder` to other machines.
+        resume: the checkpoint to resume from.
         guest: the learner did not begin the run, and joins it.
 
     Raises LaunchError if the strategy needs collectives and the rendezvous allows none.
@@ -58,16 +63,17 @@ def train_launched(ticket: Ticket, folder: Path, resume_at: int | None, *, guest
         if collectives and client.ask_for_info().get("store") is None:
             raise LaunchError(_NO_COLLECTIVES.format(config.strategy))
         run = run_spec(config, identity=ticket.run, folder=folder)
-        world = register(client, ticket, run, wanted_id(), collectives=collectives, joins=guest)
+        world = register(client, ticket, run, wanted_id(), collectives=collectives, joins=guest, files=files)
+        # A learner that joins takes its weights from the others.
+        resumed = None if client.joining else resume.checkpoint(client, folder, files, ticket.credentials())
         assert client.view is not None
         assert world.endpoint is not None
         living = client.view.membership
         os.environ[LEARNER] = str(world.rank)
         local_size = living.size if ticket.address[0] == LOOPBACK else min(world.local_size, living.size)
         here = replace(world, rank=living.position(world.rank), size=living.size, local_size=local_size)
-        resume_at = None if client.joining else resume_at  # a learner that joins takes its weights from the others
-        resumed = None if resume_at is None else checkpoint.at(folder / "checkpoints", resume_at)
-        trainer = Trainer(config, folder, task, here, client=client, endpoint=world.endpoint)
+        own = RunFiles(folder, metrics, OtherMachines(folder, client, files, ticket.credentials()))
+        trainer = Trainer(config, own, task, here, client=client, endpoint=world.endpoint)
         return trainer.run(resumed, joins=client.joining, guest=guest)
 
 
@@ -89,7 +95,9 @@ def train_in_world(config: Config, folder: Path, world: World, resume_at: int | 
     with RendezvousClient(parsed_address(address), security) as client:
         client.register(run_spec(config, world.local_size), ("", 0), world.rank)
         endpoint = WorldEndpoint(world)
-        trainer = Trainer(config, folder, task_of(config), world, client=client, endpoint=endpoint, elastic=False)
+        metrics = run_directory.METRICS if one_machine else f"metrics-{world.rank // world.local_size}.jsonl"
+        own = RunFiles(folder, metrics)
+        trainer = Trainer(config, own, task_of(config), world, client=client, endpoint=endpoint, elastic=False)
         return trainer.run(resumed)
 
 
@@ -104,7 +112,7 @@ def run_spec(
     synchronous = strategy_of(config, local_size).synchronous
     members = size if synchronous else config.group_size or local_size or size
     stop_groups = tuple(learner // members for learner in range(size))
-    about = {} if folder is None else {"folder": str(folder.resolve())}
+    about = {} if folder is None else {"folder": str(folder.resolve()), "config": as_table(config)}
     return RunSpec(size, stop_groups, config.min_learners, identity, about)
 
 
@@ -113,7 +121,10 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     parser = argparse.ArgumentParser(prog="roundelay.training.worker")
     parser.add_argument("folder", type=Path)
+    parser.add_argument("metrics")
+    parser.add_argument("--files", type=parsed_address, required=True)
     parser.add_argument("--resume-at", type=int)
+    parser.add_argument("--resume-together", action="store_true")
     parser.add_argument("--guest", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -121,7 +132,8 @@ def main() -> int:
         ticket = Ticket.from_environment()
         if ticket is None:
             raise LaunchError("there is no ticket; `roundelay train` starts this program with one")
-        train_launched(ticket, args.folder, args.resume_at, guest=args.guest)
+        resume = Resume(args.resume_at, together=args.resume_together)
+        train_launched(ticket, args.folder, args.metrics, args.files, resume, guest=args.guest)
     except RoundelayError as error:
         sys.stderr.write(f"roundelay: error: {error}\n")
         return 2

@@ -61,7 +61,7 @@ NO_CALLS = "it serves no more calls"
 
 
 class SilenceListener(Protocol):
-    """Told about a peer whose heartbeats are missing for a while, and when they come again."""
+    """Told when the heartbeats of a peer have been missing for a while, and when they come again."""
 
     def __call__(self, peer: int, *, silent: bool) -> None:
         """`peer` has fallen silent, or is heard again."""
@@ -73,7 +73,7 @@ class Call:
 
     Attributes:
         memory: the request, for a peer that shares memory with us and reads it in place.
-        buffer: takes the reply. For all other peers it also takes the request, before that is sent.
+        buffer: takes the reply. For a peer that shares no memory with us, it also holds the request until that is sent.
         begin: our end of the exchange.
         streams: replies come while the request is sent, as with several pieces. Only the virtual clock asks.
     """
@@ -195,7 +195,7 @@ class Transport(ABC):
 
     @abstractmethod
     def serve(self, begin: Begin | None) -> None:
-        """Answer calls with exchanges from `begin`, in the threads in which they arrive; calls that came earlier have waited.
+        """Answer calls with exchanges from `begin`, in the threads in which they arrive. Calls that came earlier have waited.
 
         None refuses calls; once this returns, no call is being served.
         """

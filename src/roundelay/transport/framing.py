@@ -50,7 +50,7 @@ class Kind(IntEnum):
 
 
 class Header(NamedTuple):
-    """Precedes every payload. The run and the two learners are not repeated: the key of the tag belongs to them alone.
+    """Precedes every payload. It names neither the run nor the learners, because the key of its tag is theirs alone.
 
     Attributes:
         kind: of the message.

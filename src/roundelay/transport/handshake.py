@@ -73,7 +73,9 @@ def connect(address: tuple[str, int], mine: Hello, expected: int, security: Secu
         security.encrypt(connection)
         challenge = _receive(connection, len(MAGIC) + _NONCE_BYTES, deadline)
         if challenge[: len(MAGIC)] != MAGIC:
-            raise HandshakeError(f"{address[0]}:{address[1]} is no learner of this version")
+            raise HandshakeError(
+                f"{address[0]}:{address[1]} is no learner of this version; install the same version on all machines"
+            )
         nonce = secrets.token_bytes(_NONCE_BYTES)
         call = _CALL.pack(mine.rank, expected, mine.purpose, mine.pid, mine.host, nonce)
         connection.sendall(call + _proof(security, b"caller", challenge + call))
@@ -113,7 +115,7 @@ def _accepted(connection: socket.socket, rank: int, host: bytes, security: Secur
     caller, wanted, number, pid, their_host, _ = _CALL.unpack(message[: _CALL.size])
     purpose = known(Purpose, number)
     if wanted != rank:
-        raise HandshakeError(f"learner {caller} expected learner {wanted} here, which is learner {rank}")
+        raise HandshakeError(f"learner {caller} expected learner {wanted} here, but this is learner {rank}")
     # A container or another user may keep us out of the caller's memory. A zero host makes the caller use the socket.
     reachable = their_host == host and os.access(f"/proc/{pid}/fd", os.R_OK | os.X_OK)
     answer = _ANSWER.pack(rank, os.getpid(), host if reachable else bytes(16))

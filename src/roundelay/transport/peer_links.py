@@ -13,7 +13,7 @@ from roundelay.transport.handshake import Hello, Purpose
 from roundelay.transport.healing import Healing
 from roundelay.transport.liveness import Liveness
 
-ARRIVAL_S = 20.0  # learners connect right after they have found each other, so this is long
+ARRIVAL_S = 20.0  # long: learners connect right after they have found each other
 
 
 class PeerLinks:

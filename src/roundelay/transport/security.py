@@ -154,10 +154,11 @@ class Security:
         return {SECRET: self.secret.hex(), RUN: self.run} | tls
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Security | None:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, what: str = SECRET) -> Security | None:
         """The inverse of `environment`; None if there is no secret.
 
-        Raises ConfigError if the secret is too short or not hexadecimal, or if the files of TLS are missing.
+        Raises ConfigError if the secret is too short or not hexadecimal, or if the files of TLS are missing. The message
+        calls the secret `what`.
         """
         if SECRET not in environment:
             return None
@@ -167,8 +168,8 @@ class Security:
             secret = b""
         if len(secret) < LEAST_SECRET_BYTES:
             raise ConfigError(
-                f"{SECRET} must be at least {2 * LEAST_SECRET_BYTES} hexadecimal digits, got {len(environment[SECRET])} "
-                "characters; make one with: openssl rand -hex 32"
+                f"{what} must be at least {2 * LEAST_SECRET_BYTES} hexadecimal digits, got other text or fewer digits; "
+                "make one with: openssl rand -hex 32"
             )
         security = cls(secret, environment.get(RUN, ""))
         folder = environment.get(TLS)

@@ -114,7 +114,7 @@ class TcpTransport(Transport):
         return future
 
     def _give_up(self, peer: int, error: BaseException) -> None:
-        """`peer` waits for our final weights and cannot get them: it must not wait for ever."""
+        """Tell `peer`, which waits for our final weights, that they cannot be sent, so that it does not wait for ever."""
         self._detector.give_up(peer, f"its final weights could not be sent: {error}")
 
     def finish(self, final: Tensor, members: tuple[int, ...]) -> Future[None]:

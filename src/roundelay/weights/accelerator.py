@@ -73,7 +73,7 @@ class AcceleratorReplica(Replica):
         """Do nothing: the weights are on the device already, and corrections come in at the next step."""
 
     def wait_until_readable(self) -> Mark | None:
-        """Block until the mirror is complete; for threads that exchange. Equal results: no step came in between."""
+        """Block until the mirror is complete; for threads that exchange. Two calls return the same if no step came in between."""
         mirrored = self._mirrored
         if mirrored is not None:
             mirrored.synchronize()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 128  # numbers that share a scale: the float32 scales add 3 % to the bytes
-TOP_K = 1 / 32  # of the numbers travel: with their positions this is a quarter of int8's bytes
+TOP_K = 1 / 32  # the fraction of the numbers that travels; with their positions this is a quarter of int8's bytes
 _ALIGNMENT = 8  # bytes: enough for every dtype
 
 Parts = Sequence[Tensor]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from roundelay.cluster.rendezvous.formation import AFTER_FINISHED_S
 from roundelay.cluster.rendezvous.members import NEVER_FORMED
 from roundelay.cluster.rendezvous.run_state import AWAY_S
 from roundelay.cluster.rendezvous.state import RendezvousState
@@ -103,9 +104,10 @@ def test_learners_that_begin_together_wait_for_each_other():
 def test_a_process_may_ask_what_learners_have_said_about_the_run():
     rendezvous, stranger = Rendezvous(1), FakeConnection()
     rendezvous.run["about"] = {"folder": "here"}
-    rendezvous.register(0)
+    rendezvous.register(0, files=["10.0.0.1", 99])
     rendezvous.state.handle(stranger, {"kind": "info", "request": 0})
-    assert stranger.of("reply")[0]["info"] == {"folder": "here", "run": "first", "waiting": "", "under_way": True}
+    said = {"folder": "here", "files": {"0": ("10.0.0.1", 99)}}
+    assert stranger.of("reply")[0]["info"] == said | {"run": "first", "waiting": "", "under_way": True}
 
 
 def test_a_silent_learner_is_dropped_and_the_others_receive_the_next_generation():
@@ -498,11 +500,48 @@ def test_a_rendezvous_serves_the_next_run_once_all_learners_of_the_last_have_lef
     assert not answer["joining"]
 
 
+def finished(learners):
+    """A rendezvous whose run has finished."""
+    rendezvous = formed(learners)
+    for learner in range(learners):
+        rendezvous.state.handle(rendezvous.connections[learner], {"kind": "leave", "failure": ""})
+    return rendezvous
+
+
+def test_a_learner_that_is_started_again_after_its_run_has_finished_does_not_wait_for_ever():
+    rendezvous = finished(2)
+    for _ in range(2):  # an engine may start it again and again
+        connection = rendezvous.register(1)
+        rendezvous.wait(AFTER_FINISHED_S - 1, heartbeats_of=(1,))
+        assert connection.of("reply") == []
+        rendezvous.wait(3 * BEAT_S + 1, heartbeats_of=(1,))
+        (answer,) = connection.of("reply")
+        assert answer["refused"].startswith("the run has finished, and only 1 of 2 learners have come for another one")
+        rendezvous.state.closed(connection)
+        rendezvous.wait(2 * AWAY_S)
+
+
+def test_after_a_finished_run_all_learners_may_begin_another_one_late_if_they_took_part_before():
+    rendezvous = finished(2)
+    first = rendezvous.register(0, again=True)
+    rendezvous.wait(3 * AFTER_FINISHED_S, heartbeats_of=(0,))
+    assert first.of("reply") == []
+    (answer,) = rendezvous.register(1, again=True).of("reply")
+    assert not answer["joining"]
+
+
+def test_a_learner_that_comes_before_any_run_has_finished_waits_without_limit():
+    rendezvous = Rendezvous(2)
+    first = rendezvous.register(0)
+    rendezvous.wait(3 * AFTER_FINISHED_S, heartbeats_of=(0,))
+    assert first.of("reply") == []
+
+
 def test_a_run_that_has_ended_cannot_be_joined():
     rendezvous = formed(1)
     rendezvous.state.handle(rendezvous.connections[0], {"kind": "leave", "failure": ""})
     (answer,) = other_run(rendezvous, 5, "first", joins=True)
-    assert answer["refused"] == "the run has no learners that this one could join"
+    assert answer["refused"].startswith("the run has no learner left that this one could join")
 
 
 def test_a_stop_reaches_all_learners_also_those_that_joined_and_no_other_can_join():

@@ -163,8 +163,10 @@ def adpsgd() -> None:
             return super().training_step(*args, **kwargs)
 
     options = {"gradient_accumulation_steps": 2, "num_train_epochs": 1, "logging_steps": 2}
-    trainer = trained("adpsgd", roundelay.ADPSGD(), kind=OwnAveraged, **options)
+    options |= {"include_num_input_tokens_seen": True}
+    trainer = trained("adpsgd", "adpsgd", kind=OwnAveraged, **options)
     SAW["adpsgd"], SAW["adpsgd steps"] = vector(trainer.model), trainer.state.global_step
+    SAW["tokens"] = trainer.state.num_input_tokens_seen
     SAW["logged"] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     module = model(peft=True)
     frozen = [value.clone() for value in module.parameters() if not value.requires_grad]

@@ -56,11 +56,12 @@ def test_figures_come_from_the_results_and_without_them_from_the_last_evaluation
     assert not second.finished
 
 
-def test_a_half_written_results_file_counts_as_not_finished(tmp_path):
+def test_a_half_written_results_file_counts_as_not_finished_and_is_named(tmp_path, caplog):
     folder = SyntheticRun().write(tmp_path / "a")
     (folder / "results.json").write_text('{"finished": tr')
     (run,) = read_runs([folder])
     assert not run.finished
+    assert "results.json' cannot be read and is left out: JSONDecodeError" in caplog.text
 
 
 def test_samples_seen_at_a_time_are_interpolated_from_the_rows(tmp_path):
@@ -107,10 +108,21 @@ def test_a_configuration_that_is_not_toml_is_named(tmp_path):
         read_runs([folder])
 
 
-def test_metrics_that_are_not_text_are_named(tmp_path):
-    (tmp_path / "metrics.jsonl").write_bytes(b"\xff\xfe\x00")
+def test_metrics_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(RoundelayError, match="cannot read the metrics in"):
         read_runs([tmp_path])
+
+
+def test_a_line_that_is_not_text_is_left_out_and_the_others_are_read(tmp_path, caplog):
+    folder = SyntheticRun().write(tmp_path / "a")
+    (whole,) = read_runs([folder])
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\x00\n")
+    (run,) = read_runs([folder])
+    assert run.figure("valid", "loss") == whole.figure("valid", "loss")
+    assert len(run.learners) == len(whole.learners) > 0
+    assert "1 of " in caplog.text
 
 
 def test_lines_that_are_no_rows_are_counted_and_left_out(tmp_path, caplog):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from roundelay.cli.arguments import make_folder
 from roundelay.cli.tables import say
 
 FAILURES_SHOWN = 5
@@ -28,9 +29,9 @@ def run(args: argparse.Namespace) -> None:
 
     recogniser = Recogniser.of_run(RunResult.read(args.run))
     corpus = manifest(args.corpus) if args.corpus else corpus_of(recogniser.config)
-    found = recogniser.aligned_corpus(corpus)
     folder: Path = args.out or args.run / "align"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "--out")  # before the work, which takes minutes
+    found = recogniser.aligned_corpus(corpus)
     write_ctm(folder / "phones.ctm", found.phones)
     write_ctm(folder / "words.ctm", found.words)
     say(f"{len(found.phones)} of {len(corpus)} utterances are aligned: {folder}/phones.ctm, {folder}/words.ctm")

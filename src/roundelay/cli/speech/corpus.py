@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
         document["lexicon"] = str(corpus.lexicon) if corpus.lexicon else None
         print(json.dumps(document, indent=2, ensure_ascii=False))
         return
-    _show(found)
+    _show(found, has_lexicon=corpus.lexicon is not None)
     if args.kind == "synth":
         assert corpus.lexicon
         say(f"The corpus is in {corpus.lexicon.parents[1]}.")
@@ -126,7 +126,7 @@ def _progress_bar(doing: str) -> Iterator[Callable[[float, float], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _show(found: Summary) -> None:
+def _show(found: Summary, *, has_lexicon: bool) -> None:
     say(f"{found.name}: {found.description}")
     table = new_table("")
     table.add_column("split")
@@ -141,7 +141,8 @@ def _show(found: Summary) -> None:
     if found.unknown_words:
         examples = ", ".join(list(found.unknown_words)[:5])
         times = sum(found.unknown_words.values())
-        say(f"The lexicon lacks {len(found.unknown_words)} words that occur {times} times: {examples}")
+        lacking = "lexicon" if has_lexicon else "training split"
+        say(f"The {lacking} lacks {len(found.unknown_words)} words that occur {times} times: {examples}")
     if not found.problems:
         say("No problems found.")
     for kind, count in found.problems.items():

@@ -17,11 +17,6 @@ class SharedBudget:
         self._declared: set[int] = set()
         self._groups: defaultdict[int, set[int]] = defaultdict(set)  # by learner, the groups it has drawn for
 
-    @property
-    def declared(self) -> bool:
-        """Whether a learner has said how large the budget is."""
-        return self._cursor is not None
-
     def declared_by(self, learners: Iterable[int]) -> bool:
         """Whether all of these learners have said which numbers they have used."""
         return self._declared.issuperset(learners)

@@ -59,6 +59,7 @@ class RendezvousClient(RendezvousSession):
         self._own_address: Address = ("", 0)
         self._run: Message = {}
         self._process = ""
+        self._files: Address | None = None
         super().__init__(address, security)
         self.budget = BudgetClient(self._ask, self._position)
 
@@ -75,7 +76,15 @@ class RendezvousClient(RendezvousSession):
     # Membership ----------------------------------------------------------------------------------------------------------
 
     def register(
-        self, run: RunSpec, address: Address, wanted: int | None, *, joins: bool = False, process: str = ""
+        self,
+        run: RunSpec,
+        address: Address,
+        wanted: int | None,
+        *,
+        joins: bool = False,
+        process: str = "",
+        files: Address | None = None,
+        again: bool = False,
     ) -> View:
         """Take part as learner `wanted`, or with an id that the rendezvous chooses.
 
@@ -87,20 +96,23 @@ class RendezvousClient(RendezvousSession):
             wanted: the id.
             joins: the run must be under way.
             process: the name under which the supervisor reports the end of this process.
+            files: where the supervisor serves the files of its directory to other machines.
+            again: this process took part in the last run at this rendezvous, and begins the next one.
 
         Raises LaunchError if the rendezvous serves another run, or if this run cannot begin or be joined.
         """
-        self._run, self._process = asdict(run), process
-        return self._register(address, wanted, joins=joins)
+        self._run, self._process, self._files = asdict(run), process, files
+        return self._register(address, wanted, joins=joins, again=again)
 
     def rejoin(self, address: Address) -> View:
         """Register again after DroppedError, with the same id."""
         return self._register(address, self.id, joins=True)
 
-    def _register(self, address: Address, wanted: int | None, *, joins: bool) -> View:
+    def _register(self, address: Address, wanted: int | None, *, joins: bool, again: bool = False) -> View:
         self._own_address, self._connection.dropped = address, None
         fields: Message = {"id": wanted, "address": address, "generation": NEVER_FORMED, "run": self._run}
-        reply = self._ask("register", **fields, joins=joins, process=self._process)
+        fields |= {"joins": joins, "again": again, "process": self._process, "files": self._files}
+        reply = self._ask("register", **fields)
         self.id, self.view = int(reply["id"]), View.from_message(reply)
         self.joining = bool(reply["joining"])
         self.registrations += 1
@@ -150,6 +162,14 @@ class RendezvousClient(RendezvousSession):
             raise MissingLearnersError(timeout_s or 0.0, reply["missing"])
         self.view = View.from_message(reply)
         return self.view
+
+    def served_files(self) -> dict[int, Address]:
+        """For every learner that has come, also a lost one: where its supervisor serves the files of its directory.
+
+        Raises RendezvousLostError as soon as the connection is lost.
+        """
+        served = self.ask_for_info().get("files", {})
+        return {int(learner): (str(host), int(port)) for learner, (host, port) in served.items()}
 
     # Stopping ------------------------------------------------------------------------------------------------------------
 
@@ -203,6 +223,7 @@ class RendezvousClient(RendezvousSession):
             address=self._own_address,
             run=self._run,
             process=self._process,
+            files=self._files,
             generation=membership.generation,
             living={str(learner): addresses[learner] for learner in membership.living},
             total=self.budget.known.total,

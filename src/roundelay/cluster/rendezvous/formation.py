@@ -6,7 +6,10 @@ from collections.abc import Callable, Collection
 
 from roundelay.cluster.rendezvous.members import RunSpec
 
-FIRST_SAID_S, SAY_EVERY_S = 0.0, 5.0  # when it is said that learners are missing: as soon as one has come, then again
+SAY_EVERY_S = 5.0  # how often it is said that learners are missing, after the first one has come
+# How long learners wait for others after a run with the same identity has finished. They may be learners of that run, which
+# an outside engine has started again.
+AFTER_FINISHED_S = 300.0
 
 
 class Formation:
@@ -14,10 +17,12 @@ class Formation:
 
     Args:
         now: the time in seconds.
+        after_finished: a run with the same identity has finished here before.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], float], *, after_finished: bool = False) -> None:
+        self._now, self._after_finished = now, after_finished
+        self._first_came = 0.0
         self.run: RunSpec | None = None
         self._absent: dict[object, str] = {}  # by process or learner: why it never came
         self._said_at: float | None = None
@@ -30,8 +35,26 @@ class Formation:
 
     def adopt(self, run: RunSpec) -> None:
         """Every learner sends the same specification; the first one counts."""
-        self.run = self.run or run
+        if self.run is None:
+            self.run, self._first_came = run, self._now()
         self._check()
+
+    def wait_without_limit(self) -> None:
+        """A process that took part in the finished run begins the next one, so the others will come."""
+        self._after_finished = False
+
+    @property
+    def given_up(self) -> bool:
+        """Whether learners have waited too long for a run that has finished before."""
+        return self._after_finished and self.run is not None and self._now() - self._first_came > AFTER_FINISHED_S
+
+    def give_up(self, came: Collection[int]) -> None:
+        """After a while, end the wait of learners that have come after their run has finished."""
+        if self.given_up and not self.failure and self.run is not None and not self.complete(came):
+            self.failure = (
+                f"the run has finished, and only {len(came)} of {self.run.expected} learners have come for another one within "
+                f"{AFTER_FINISHED_S:g} s; to train again, start all of them"
+            )
 
     def never_comes(self, name: object, reason: str) -> None:
         """A process has ended before it registered."""

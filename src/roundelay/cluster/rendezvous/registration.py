@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from roundelay.cluster.membership import Address
 from roundelay.cluster.rendezvous.formation import Formation
 from roundelay.cluster.rendezvous.members import NEVER_FORMED, STARTED_AGAIN, Connection, Member, RunSpec
 from roundelay.cluster.rendezvous.messages import Message
@@ -21,16 +22,26 @@ class Registration:
         now: the time in seconds.
         tables: of the run.
         drop: called with a living learner, an event and the reason; removes the learner.
+        after_finished: a run with the same identity has finished here before.
 
     Attributes:
         formation: what is known of the run before all of its learners have come.
         recovering: after a restart: some learners have not yet sent the numbers they used.
+        files: by learner, where its supervisor serves the files of its directory.
     """
 
-    def __init__(self, now: Callable[[], float], tables: RunTables, drop: Callable[[int, str, str], None]) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float],
+        tables: RunTables,
+        drop: Callable[[int, str, str], None],
+        *,
+        after_finished: bool = False,
+    ) -> None:
         self._now, self._tables, self._drop = now, tables, drop
-        self.formation = Formation(now)
+        self.formation = Formation(now, after_finished=after_finished)
         self.recovering = False
+        self.files: dict[int, Address] = {}
         self._formed_at = 0.0
         self._failed = False  # whether it was reported that the run cannot begin
 
@@ -42,6 +53,8 @@ class Registration:
         known, (host, port) = int(message["generation"]), message["address"]
         address, process = (str(host), int(port)), str(message.get("process", ""))
         self._adopt(RunSpec.from_message(message["run"]))
+        if message.get("again"):
+            self.formation.wait_without_limit()
         formed = tables.members.formed
         if formed and known != NEVER_FORMED and wanted not in tables.members.living:
             request.reply(dropped=tables.changes.reason_lost(wanted))
@@ -53,6 +66,9 @@ class Registration:
         if not formed and known != NEVER_FORMED:
             self._recover(message, known)
         tables.members.attach(request.learner, connection, address, joining=joining, process=process)
+        if message.get("files") is not None:
+            host, port = message["files"]
+            self.files[request.learner] = str(host), int(port)
         tables.heartbeats.heard(request.learner)
         tables.budget.use(message.get("used", ()))
         if known != NEVER_FORMED:
@@ -72,6 +88,7 @@ class Registration:
         """Begin the run if no learner is missing any more; if the run can never begin, tell all learners that wait."""
         if self._tables.members.formed:
             return
+        self.formation.give_up(self._tables.members.living)
         if failure := self.formation.failure:
             if not self._failed:
                 self._failed = True

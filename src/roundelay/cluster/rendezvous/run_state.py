@@ -31,17 +31,27 @@ class RunState:
         now: the time in seconds.
         on_event: called with every event: waiting, died, dropped, left, joined, recovered, stopping.
         first_generation: of the run; larger than all generations of earlier runs at the same rendezvous.
+        after_finished: a run with the same identity has finished here before.
+
+    Attributes:
+        finished: whether a learner has finished its part and left.
     """
 
     def __init__(
-        self, now: Callable[[], float], on_event: Callable[[Message], None], first_generation: int = 0
+        self,
+        now: Callable[[], float],
+        on_event: Callable[[Message], None],
+        first_generation: int = 0,
+        *,
+        after_finished: bool = False,
     ) -> None:
+        self.finished = False
         self._now = now
         self._members, self._requests = Members(first_generation), PendingRequests()
         self._changes = MembershipChanges(self._members, now, on_event)
         self._budget, self._stop, self._heartbeats = SharedBudget(), RunStop(self._members), Heartbeats(now)
         tables = RunTables(self._members, self._requests, self._changes, self._budget, self._stop, self._heartbeats)
-        self._registration = Registration(now, tables, self._drop)
+        self._registration = Registration(now, tables, self._drop, after_finished=after_finished)
         self._formation = self._registration.formation
         self._barrier = Barrier(self._members, self._requests, self._drop)
 
@@ -52,13 +62,19 @@ class RunState:
 
     @property
     def about(self) -> Message:
-        """What the learners have said about the run."""
-        return {} if self._formation.run is None else dict(self._formation.run.about)
+        """What the learners have said about the run, and where their supervisors serve files."""
+        files = {str(learner): address for learner, address in self._registration.files.items()}
+        return {} if self._formation.run is None else dict(self._formation.run.about) | {"files": files}
 
     @property
     def over(self) -> bool:
         """Whether all learners of the run have left or are lost."""
         return not self._members.living and not self._members.joining
+
+    @property
+    def given_up(self) -> bool:
+        """Whether learners that came after a finished run have waited too long for others."""
+        return self._formation.given_up and not self._members.formed
 
     @property
     def living(self) -> list[int]:
@@ -144,6 +160,7 @@ class RunState:
                 self._drop(learner, "died", f"its connection broke and it did not come back within {AWAY_S:g} s")
         if not self._members.formed and (missing := self._formation.missing(self._members.living)):
             self._changes.report("waiting", None, missing)
+        self._registration.form()
         self._reply_where_possible()
         self._barrier.give_up(self._now())
 
@@ -160,6 +177,7 @@ class RunState:
         elif failure:
             self._drop(learner, "died", failure)
         else:
+            self.finished = self._members.formed
             self._remove(learner)
             self._changes.left(learner)
 

@@ -65,13 +65,11 @@ class RendezvousState:
         identity = RunSpec.from_message(message["run"]).identity
         begins = int(message["generation"]) == NEVER_FORMED and not message.get("joins")
         formed = self._run.generation != NEVER_FORMED
-        if (
-            begins
-            and self._run.identity
-            and self._run.over
-            and (identity != self._run.identity or (formed and identity))
-        ):
-            self._run = RunState(self._now, self._on_event, self._run.generation + 1)
+        same = identity == self._run.identity
+        ended = self._run.identity and self._run.over
+        if begins and ended and (not same or (formed and identity) or self._run.given_up):
+            finished = same and (self._run.finished or self._run.given_up)
+            self._run = RunState(self._now, self._on_event, self._run.generation + 1, after_finished=finished)
         request = Request.parsed(connection, -1, message)
         if self._run.identity and identity != self._run.identity:
             request.reply(
@@ -80,7 +78,10 @@ class RendezvousState:
             )
             return False
         if message.get("joins") and (self._run.over or not formed):
-            request.reply(refused="the run has no learners that this one could join")
+            request.reply(
+                refused="the run has no learner left that this one could join: all have finished or were lost; "
+                "resume the run, or start a new one"
+            )
             return False
         if refusal := self._run.refusal():
             request.reply(refused=refusal)

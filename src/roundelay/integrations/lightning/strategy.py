@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import logging
 import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
 from torch.utils.data import DataLoader
 
 from roundelay.errors import StrategyError
+from roundelay.integrations.learner_state import learner_state, resume
 from roundelay.integrations.lightning import loops
 from roundelay.integrations.lightning.learner_files import LearnerFiles
 from roundelay.integrations.lightning.processes import LearnerProcesses
@@ -22,9 +21,6 @@ from roundelay.learner import Learner
 from roundelay.sampler import ElasticSampler
 from roundelay.strategies.base import Strategy
 from roundelay.strategies.registry import strategy_named
-from roundelay.weights.serialization import snapshot
-
-log = logging.getLogger("roundelay")
 
 NAMES = {
     "roundelay_adpsgd": "adpsgd",
@@ -108,7 +104,7 @@ class RoundelayStrategy(LearnerProcesses):
         )
         self.learner = Learner(self.lightning_module, self.optimizers[0], averaging)
         if self._resumed_from is not None:
-            self._resume(self.learner, self._resumed_from)
+            resume(self.learner, self._files.load(self._resumed_from), self._files.folder(self._resumed_from))
             self._resumed_from = None
 
     def on_train_end(self) -> None:
@@ -155,13 +151,12 @@ class RoundelayStrategy(LearnerProcesses):
             stack.close()
 
     @contextlib.contextmanager
-    def _with_mean(self, *, mean: bool) -> Generator[nn.Module, None, None]:
+    def _with_mean(self, *, mean: bool) -> Generator[None, None, None]:
         """In this block the module has the mean model, or its own weights, whatever it has outside."""
-        assert self.lightning_module is not None
         before = self._consensus is not None
         self._enter_consensus() if mean else self._leave_consensus()
         try:
-            yield self.lightning_module
+            yield
         finally:
             self._enter_consensus() if before else self._leave_consensus()
 
@@ -191,11 +186,10 @@ class RoundelayStrategy(LearnerProcesses):
         if self._writes:
             self.checkpoint_io.save_checkpoint(checkpoint, agreed, storage_options=storage_options)
         if "optimizer_states" in checkpoint:  # else only the model is saved
-            with self._with_mean(mean=False) as module:
-                state = {"learners": self.world_size, "learner": self.learner.state_dict()}
-                state |= {"module": module.state_dict(), "optimizer": self.optimizers[0].state_dict()}
-                state |= {"sampler": self._sampler.state_dict()} if self._sampler is not None else {}
-                self._files.save(agreed, snapshot(state), storage_options)
+            with self._with_mean(mean=False):
+                state = learner_state(self.learner)
+            state |= {"sampler": self._sampler.state_dict()} if self._sampler is not None else {}
+            self._files.save(agreed, state, storage_options)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Remove the checkpoint, and the states beside it; on each machine, since machines may have file systems of their own."""
@@ -215,20 +209,6 @@ class RoundelayStrategy(LearnerProcesses):
         self._resumed_from = os.path.realpath(agreed)  # ModelCheckpoint(save_last="link") makes a link
         loaded: dict[str, Any] = super().load_checkpoint(agreed, weights_only)
         return loaded
-
-    def _resume(self, learner: Learner, filepath: str) -> None:
-        """Continue from this learner's state beside the checkpoint if every learner has one; else from the mean."""
-        state = self._files.load(filepath)
-        if not self.reduce_boolean_decision(state.get("learners") == self.world_size):
-            log.warning(
-                "learner %d begins with the mean model: not all learners have a state in %s",
-                self.global_rank,
-                self._files.folder(filepath),
-            )
-            return
-        learner.module.load_state_dict(state["module"])
-        self.optimizers[0].load_state_dict(state["optimizer"])
-        learner.load_state_dict(state["learner"])
 
     def teardown(self) -> None:
         """Forget a checkpoint that was loaded for an evaluation."""

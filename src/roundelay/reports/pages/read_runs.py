@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roundelay.errors import RoundelayError, UsageError
+from roundelay.errors import RoundelayError, UsageError, described
 from roundelay.reports.pages.run import Run, first_number
 from roundelay.training.metrics import Row, read_rows
 from roundelay.training.recipes import read_toml
@@ -87,12 +87,18 @@ def _read(folder: Path, name: str) -> Run:
 
 
 def _json(path: Path) -> Mapping[str, Any]:
-    """The JSON object in a file; empty if the file is missing or not completely written yet."""
+    """The JSON object in a file; empty if the file is missing or damaged. A warning names a damaged file."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+        if isinstance(found, dict):
+            return found
+        reason = "it holds no JSON object"
+    except FileNotFoundError:
         return {}
-    return found if isinstance(found, dict) else {}
+    except (OSError, ValueError, RecursionError) as error:
+        reason = described(error)
+    log.warning("'%s' cannot be read and is left out: %s", path, reason)
+    return {}
 
 
 def _rows(folder: Path) -> Iterator[Row]:
@@ -100,7 +106,7 @@ def _rows(folder: Path) -> Iterator[Row]:
     try:
         for path in sorted(folder.glob(METRICS), key=_begins):
             yield from read_rows(path)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise RoundelayError(f"cannot read the metrics in '{folder}': {error}") from error
 
 

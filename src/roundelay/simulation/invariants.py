@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundelay.errors import LaunchError, PeerLostError, RendezvousLostError, StrategyError, described
+from roundelay.simulation.fault_schedule import EPOCHS, STEPS
 
 if TYPE_CHECKING:
     from roundelay.simulation.elastic_transport import ElasticTransport
@@ -85,11 +86,9 @@ class Invariants:
         optimizer.register_step_post_hook(lambda *_: self._stepped(participant, module, optimizer))
 
     def _stepped(self, participant: Participant, module: Any, optimizer: Optimizer) -> None:  # noqa: ANN401
-        assert participant.sampler is not None
         assert participant.learner is not None
         self._world.note(participant.id, "step")
-        drawn = participant.sampler._drawn
-        number = drawn[min(participant.sampler._done(), len(drawn) - 1)]
+        number = participant.number
         self._stepped_with.add(number)
         learner = participant.learner
         gradient = module.weight.grad
@@ -225,7 +224,8 @@ class Invariants:
                     "every wait ends",
                     f"learner {learner} has not finished the run; it waits in {participant.process.where()}",
                 )
-        if any(each.finished for each in self._world.participants.values()):
+        finished = any(each.finished for each in self._world.participants.values())
+        if finished and self._world.schedule.group_size == 1:  # otherwise batches are dealt out beforehand
             self._check_samples()
 
     def _check_means(self) -> None:
@@ -241,8 +241,6 @@ class Invariants:
                     self.violated("the consensus is exact", "what learners have got is not the mean of their weights")
 
     def _check_samples(self) -> None:
-        from roundelay.simulation.fault_world import EPOCHS, STEPS
-
         schedule = self._world.schedule
         unused = [number for number in range(schedule.learners * STEPS * EPOCHS) if number not in self._stepped_with]
         lost = sum(event["event"] in ("died", "dropped") for event in self._world.events) + self._lost

@@ -23,7 +23,6 @@ from roundelay.simulation.fault_schedule import GROUP, KINDS, LASTING, MENDED_S,
 from roundelay.simulation.fault_world import FaultWorld, shrunk, timeline
 from roundelay.simulation.invariants import INVARIANTS
 from roundelay.strategies import pair_exchange
-from roundelay.strategies.own_exchanges import OwnExchanges
 from roundelay.strategies.pair_exchange import AnsweringEnd, CallingEnd
 from roundelay.strategy_runner import StrategyRunner
 from roundelay.training_state import TrainingState
@@ -173,12 +172,6 @@ MUTATIONS = {
     ),
     "NaN is accepted": (pair_exchange, "all_finite", lambda tensors: True, {FINITE}),
     "a checksum is not compared": (simulated_call, "checksum", lambda tensor: b"", {SUM}),
-    "a lead is never waited for": (
-        OwnExchanges,
-        "wait_for_lead",
-        lambda own, max_lead, tries: iter(()),
-        {"lead <= max_lead"},
-    ),
     "missing heartbeats are ignored": (Heartbeats, "_unheard_for", lambda heartbeats, seconds: [], {WAITS}),
     "a number is given out twice": (Cursor, "draw", _given_twice, {SAMPLES}),
     "the cursor skips a number": (Cursor, "_advance", _skips_a_number, {SAMPLES}),

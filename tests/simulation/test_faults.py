@@ -116,11 +116,6 @@ def _forgets_to_repeat(replies):
     replies._on_reconnected()
 
 
-def _takes_any_view(client, view, reason):
-    client.view = view
-    client.on_view(view, reason)
-
-
 def _mean_of_the_first(replica, strategy, transport, members):
     mean = ORIGINAL["_mean_weights"](replica, strategy, transport, members)
     if transport.rank == members[-1]:
@@ -186,7 +181,6 @@ MUTATIONS = {
     "a barrier's reply is not sent again": (Barrier, "repeated", lambda barrier, request: False, {WAITS}),
     "a joiner begins with broken weights": (TrainingState, "load_mean", _joins_with_zeros, {FINITE}),
     "requests are not repeated": (AwaitedReplies, "_send_again", _forgets_to_repeat, {WAITS}),
-    "an old view is adopted": (RendezvousClient, "_adopt", _takes_any_view, {FORK}),
     "a generation is announced twice": (Members, "view", _stale_view, {FORK, WAITS}),
     "one learner's mean differs": (consensus, "_mean_weights", _mean_of_the_first, {MEAN}),
     "a dropped learner is not told": (

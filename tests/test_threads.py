@@ -42,12 +42,12 @@ def test_only_this_module_and_pools_start_threads():
 
 def test_architecture_lists_every_thread_with_its_owner():
     source = Path(threads.__file__).parent
-    starts = re.compile(r'threads\.start\("([\w-]+)"|ThreadPoolExecutor\([^"]*"roundelay-([\w-]+)"')
+    starts = re.compile(r'threads\.start\(f?"([\w-]+?)-?["{]|ThreadPoolExecutor\([^"]*"roundelay-([\w-]+)"')
     started = {
         f"roundelay-{thread or pool}": path.relative_to(source).as_posix()
         for path in source.rglob("*.py")
         for thread, pool in starts.findall(path.read_text())
     }
     page = (source.parents[1] / "ARCHITECTURE.md").read_text()
-    listed = dict(re.findall(r"^\| `(roundelay-[\w-]+?)(?:_N)?` \| `([\w/.]+)`", page, re.MULTILINE))
+    listed = dict(re.findall(r"^\| `(roundelay-[\w-]+?)(?:[_-]N)?` \| `([\w/.]+)`", page, re.MULTILINE))
     assert listed == started

@@ -2,9 +2,10 @@
 
     python benchmarks/ray_elastic.py --out benchmarks/results/DATE-ray-elastic.json
 
-Both train the same small model on one host; a step takes 50 ms, emulated by sleeping. A survivor loses the time from its last
-step before the kill to the first step that is new, without one step's time. Ray Train runs DDP with `num_workers=(1, 3)` and saves a
-checkpoint every 20 steps. It starts all workers again from the newest checkpoint, so steps that are repeated are lost, too.
+Both train the same small model on one host; a step takes 50 ms, emulated by sleeping. A survivor loses the time from its
+last step before the kill to the first step that is new, without one step's time. Ray Train runs DDP with
+`num_workers=(1, 3)` and saves a checkpoint every 20 steps. It starts all workers again from the newest checkpoint, so
+steps that are repeated are lost, too.
 """
 
 from __future__ import annotations

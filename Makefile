@@ -5,6 +5,8 @@ DEMO := .venv/.demo
 READY := .venv/.ready
 INTEGRATIONS := .venv/.integrations
 SLOW := .venv/.slow
+# Two workers, and whole files for each: what a file's tests share, such as four started learners, is made once.
+PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 SHARED_DATA := $(wildcard ../shared/data)
 ifneq ($(SHARED_DATA),)
 export ROUNDELAY_DATA ?= $(abspath $(SHARED_DATA))
@@ -66,10 +68,11 @@ docs: $(READY)  ## build the documentation into site/
 	@echo "documentation: site/index.html"
 
 test: check docs  ## what CI runs: check, docs, and every test that is not slow
-	@$(BIN)/pytest -q -n 2 --dist loadgroup -m "not slow and not gpu"
+	@$(PYTEST) -m "not slow and not gpu"
 
 test-all: check docs $(SLOW)  ## the same with the slow tests, and what they cover
-	@$(BIN)/pytest -q -n 2 --dist loadgroup -m "not gpu" --cov
+	@seed=$$(date +%s)000 && echo "20,000 fault schedules, from seed $$seed on" && \
+	ROUNDELAY_FRESH_SEED=$$seed $(PYTEST) -m "not gpu" --cov
 
 test-lowest: $(INTEGRATIONS)  ## the tests of Lightning, Accelerate and Hugging Face with the lowest versions that we allow
 	@tools/test-lowest

@@ -23,24 +23,6 @@ settings.load_profile("roundelay")
 sys.path.insert(0, str(Path(__file__).parent / "support"))  # worlds with known answers, for several test folders
 
 
-_STARTS_PROCESSES = {
-    "integration",
-    "integrations",
-    "bench",
-    "vision",
-    "test_wheel.py",
-    "test_docs.py",
-    "test_slowdown.py",
-}
-
-
-def pytest_collection_modifyitems(items):
-    """`make test` has two workers. Tests that start learners run in one of them, one after the other: they need the cores."""
-    for item in items:
-        if not _STARTS_PROCESSES.isdisjoint(item.path.parts):
-            item.add_marker(pytest.mark.xdist_group("processes"))
-
-
 @pytest.fixture
 def one_thread():
     """Sums of several threads differ in their last bits from run to run."""

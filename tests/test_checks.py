@@ -124,3 +124,8 @@ def test_lbfgs_is_refused():
     module = nn.Linear(2, 1)
     with pytest.raises(StrategyError, match="LBFGS evaluates the loss several times"):
         Learner(module, torch.optim.LBFGS(module.parameters()), ADPSGD(), SoloTransport())
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(StrategyError, match=r"a Learner needs a torch.nn.Module, got 'model'"):
+        refuse_ddp("model")

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from roundelay import ADPSGD, ElasticSampler, Learner, Rendezvous, World, join
-from roundelay.errors import ConfigError
+from roundelay.errors import ConfigError, DroppedError
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -91,8 +91,48 @@ def test_batches_that_were_drawn_and_not_used_come_first_in_the_next_epoch():
 
 @pytest.mark.parametrize(("name", "arguments"), [("dataset", (0, 1)), ("batch_size", (4, 0)), ("epochs", (4, 1, 0))])
 def test_a_number_below_one_is_refused(name, arguments):
-    with pytest.raises(ConfigError, match=f"a {name} of at least 1, got 0"):
+    with pytest.raises(ConfigError, match=f"{name} of at least 1, got 0"):
         ElasticSampler(*arguments, world=alone())
+
+
+class StandIn:
+    """A client whose rendezvous gives out numbers, and drops this learner for a while."""
+
+    def __init__(self, total):
+        self.registrations, self.view, self.budget = 1, None, self
+        self.numbers, self.dropped, self.patient = iter(range(total)), False, []
+
+    def declare(self, total, used):
+        pass
+
+    def draw(self, group, index, done, *, patient=False):
+        self.patient.append(patient)
+        if self.dropped:
+            raise DroppedError("it was not heard for too long")
+        return next(self.numbers, None)
+
+
+def test_a_learner_that_is_dropped_while_it_draws_goes_on_to_its_next_step_where_it_joins_again():
+    client = StandIn(total=4)
+    world = World(0, 2, 0, 1, client=client)
+    sampler = ElasticSampler(4, 1, world=world)
+    batches = iter(sampler)
+    first = next(batches)
+    world.steps.taken += 1
+    client.dropped = True
+    assert next(batches) == first  # of a step that changes nothing
+    client.dropped, client.registrations = False, 2
+    world.steps.taken += 1
+    assert len(list(batches)) == 3
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_learner_without_a_batch_waits_for_batches_of_others_only_if_no_step_waits_for_it(together):
+    client = StandIn(total=0)
+    world = World(0, 2, 0, 1, client=client)
+    world.steps.together = together
+    assert list(ElasticSampler(4, 1, world=world).remaining_epochs()) == []
+    assert client.patient == [not together]
 
 
 class Loop:

@@ -36,6 +36,15 @@ def test_a_joining_learner_takes_the_state_of_any_other_if_the_nearest_are_lost(
     assert torch.equal(module.weight, torch.full((1, 2), 9.0))
 
 
+def test_a_joining_learner_takes_no_weights_that_are_not_finite():
+    module, state = training_state(0.0)
+    transport = StateTransport({0: bytes_of(float("nan")), 1: bytes_of(9.0), 2: bytes_of(3.0)})
+    take_mean(3, state, transport, Membership.of(4))
+    assert torch.equal(module.weight, torch.full((1, 2), 3.0))
+    with pytest.raises(LaunchError):
+        take_mean(3, state, StateTransport({1: bytes_of(float("inf"))}), Membership.of(4))
+
+
 def test_a_joining_learner_that_gets_no_weights_fails():
     with pytest.raises(LaunchError, match="no learner of the run could send its weights"):
         take_mean(3, training_state(0.0)[1], StateTransport(), Membership.of(4))

@@ -6,10 +6,13 @@ import shlex
 from pathlib import Path
 
 import roundelay
+from roundelay.bench.network_results import read
 from roundelay.cli import main
+from roundelay.reports.plots.network import plot_rows
 from roundelay.reports.plots.timeline import plot_timeline
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 COMMANDS = {
     "gaps.svg": "topology compare --learners 64 --plot",
     "ring.svg": "topology ring --learners 16 --draw",
@@ -19,6 +22,11 @@ COMMANDS = {
     "one-peer-exponential.svg": "topology one-peer-exponential --learners 16 --draw",
     "base-graph.svg": "topology base-graph --learners 12 --draw",
     "scaling.svg": "plan --learners 256 --model-bytes 165MB --step-time 300ms --group-size 4 --group-bandwidth 400Gb/s --plot",
+}
+
+NETWORK = {  # recorded by `roundelay bench network`
+    "network-steps.svg": "2026-11-18-network.json",
+    "network-loss.svg": "2026-11-18-network-language.json",
 }
 
 STRATEGIES = {
@@ -36,3 +44,6 @@ for name, command in COMMANDS.items():
     code = main([*shlex.split(command), str(FOLDER / name)])
     if code:
         raise SystemExit(code)
+
+for name, results in NETWORK.items():
+    plot_rows(read(RESULTS / results), FOLDER / name)

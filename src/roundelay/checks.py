@@ -27,8 +27,11 @@ _SYNCHRONISED = (
 )
 
 
-def check_strategy(strategy: Strategy, shards: ShardGroup | None) -> None:
-    """Raise StrategyError if this is no strategy, or it cannot average a module in shards; tell it how to count rounds."""
+def check_strategy(strategy: Strategy, module: nn.Module, shards: ShardGroup | None) -> None:
+    """Raise StrategyError if this is no strategy, or it cannot average a module in shards; tell it how to count rounds.
+
+    Warn if learners that need not wait for each other would do so in every forward pass.
+    """
     if not isinstance(strategy, Strategy):
         raise StrategyError(f"a Learner needs a strategy, such as roundelay.ADPSGD(), got {strategy!r}")
     if shards is not None and strategy.reduces_gradients:
@@ -37,10 +40,6 @@ def check_strategy(strategy: Strategy, shards: ShardGroup | None) -> None:
             "(HSDP) is an allreduce between nodes. Use ADPSGD, DPSGD, LocalSGD or DelayByOne, which average weights"
         )
     strategy.rounds_by_step = shards is not None
-
-
-def warn_of_waiting(strategy: Strategy, module: nn.Module) -> None:
-    """Warn if learners that need not wait for each other would do so in every forward pass."""
     if not strategy.synchronous and any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
         log.warning(
             "SyncBatchNorm makes all learners wait for each other in every forward pass, so a slow learner delays the others. "
@@ -80,7 +79,9 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
 
 
 def refuse_ddp(module: nn.Module) -> None:
-    """Raise StrategyError if a part of the module is wrapped in DistributedDataParallel, DataParallel or FSDP1."""
+    """Raise StrategyError if this is no module, or a part of it is wrapped in DistributedDataParallel, DataParallel or FSDP1."""
+    if not isinstance(module, nn.Module):
+        raise StrategyError(f"a Learner needs a torch.nn.Module, got {module!r}")
     for name, part in module.named_modules():
         kind = type(part).__name__
         if isinstance(part, DistributedDataParallel | DataParallel) or kind == "FullyShardedDataParallel":

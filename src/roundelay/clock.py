@@ -75,7 +75,7 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()  # events of the same time run in the order in which they were scheduled
         self._running: dict[Future[None], str] = {}
 
@@ -83,7 +83,7 @@ class VirtualClock:
         """Virtual seconds since the clock was created."""
         return self._now
 
-    def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
+    def call_later(self, delay_s: float, action: Callable[[], object]) -> None:
         """Run `action` in `delay_s` virtual seconds; a negative delay means now, because time never runs backwards."""
         due = self._now + delay_s if delay_s > 0.0 else self._now
         heapq.heappush(self._events, (due, next(self._order), action))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from roundelay import waiting
 from roundelay.strategies.base import Strategy
 from roundelay.strategy_runner import StrategyRunner
 from roundelay.transport.base import Transport
@@ -97,10 +98,10 @@ def _mean_weights(replica: Replica, strategy: Strategy, transport: Transport, me
     own = strategy.weights()
     mean.read(replica.tensors() if own is None else own.views)
     total = torch.tensor([strategy.consensus_weight], device=mean.storage.device)
-    transport.all_reduce(total, members).result()
+    waiting.result(transport.all_reduce(total, members))
     for part in mean.parts:
         part.mul_(strategy.consensus_weight)
-        transport.all_reduce(part, members).result()
+        waiting.result(transport.all_reduce(part, members))
         part.div_(float(total))
     return mean
 
@@ -113,14 +114,14 @@ def _mean_buffers(module: nn.Module, transport: Transport, members: tuple[int, .
     if floating:
         flat = _flat_copy(with_second_moments(floating).values())
         for part in flat.parts:
-            transport.all_reduce(part, members).result()
+            waiting.result(transport.all_reduce(part, members))
             part.div_(len(members))
         means |= with_variances(dict(zip(floating, flat.views, strict=True)))
     others = {name: buffer for name, buffer in buffers.items() if name not in floating}
     if others:
         flat = _flat_copy(others.values())
         # As bytes, because a backend need not know every dtype.
-        transport.broadcast(flat.storage, members[0], members).result()
+        waiting.result(transport.broadcast(flat.storage, members[0], members))
         means |= dict(zip(others, flat.views, strict=True))
     return means
 
@@ -133,4 +134,4 @@ def _flat_copy(tensors: Iterable[Tensor]) -> Flat:
 
 
 def _barrier(transport: Transport, members: tuple[int, ...]) -> None:
-    transport.all_reduce(torch.zeros(1), members).result()
+    waiting.result(transport.all_reduce(torch.zeros(1), members))

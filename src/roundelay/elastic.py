@@ -8,14 +8,14 @@ to be used by all.
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from roundelay import waiting
 from roundelay.cluster.endpoint import Endpoint
 from roundelay.cluster.membership import Address, Membership, View
 from roundelay.cluster.rendezvous.client import RendezvousClient
@@ -271,7 +271,7 @@ class ElasticGroup:
             if not said:
                 said = True
                 log.warning("learner %d cannot reach learners %s, and tries again until it can", self.id, cut_off)
-            time.sleep(RETRY_S)
+            waiting.sleep(RETRY_S)
             self.rejoin()
 
     # While it trains ------------------------------------------------------------------------------------------------------------
@@ -300,8 +300,11 @@ class ElasticGroup:
         """
         assert self._learner is not None
         while True:
-            view = self.gather(None, timeout_s)
+            view = self.gather(self._cut_off(), timeout_s)
             living = view.membership.living
+            if cut_off := {learner: peers for learner, peers in view.values.items() if peers}:
+                self._wait_for_links(cut_off)
+                continue
             if view.addresses != self._grouped:  # a learner that was lost and has come back has a new address
                 self._grouped = view.addresses
                 self._learner.transport.use_generation(view.membership.generation)
@@ -315,8 +318,26 @@ class ElasticGroup:
             after = self.gather(bool(result))
             if after.membership.living == living and all(after.values.values()):
                 return result[0]
+            self._grouped = {}  # a collective that failed may still be under way in the old group
             if not self._learner.strategy.reforms_alone:
                 raise MembershipChangedError("a learner was lost while all computed together")
+
+    def _cut_off(self) -> list[int]:
+        """Living learners to which this one has no connection."""
+        assert self._learner is not None
+        lost = self._learner.transport.lost
+        return [peer for peer in self.view.membership.living if peer in lost]
+
+    def _wait_for_links(self, cut_off: Mapping[int, list[int]]) -> None:
+        """Some learners cannot reach each other: in a collective they would fail, and all others would wait for them.
+
+        Raises MembershipChangedError if the learners must meet.
+        """
+        assert self._learner is not None
+        if not self._learner.strategy.reforms_alone:
+            raise MembershipChangedError("a learner was lost before all could compute together")
+        log.warning("learner %d waits until all can reach each other; cut off are %s", self.id, cut_off)
+        waiting.sleep(RETRY_S)
 
 
 def _unreachable(transport: Transport) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from roundelay.checks import check_optimizer, check_strategy, refuse_ddp, unwrapped_optimizer, warn_of_waiting
+from roundelay.checks import check_optimizer, check_strategy, refuse_ddp, unwrapped_optimizer
 from roundelay.cluster.environment import World
 from roundelay.cluster.membership import Membership
 from roundelay.consensus import Consensus
@@ -75,8 +75,7 @@ class Learner:
         refuse_ddp(module)
         self.module, self.optimizer, self.strategy = module, unwrapped_optimizer(optimizer), strategy
         shards = shard_group(module)
-        check_strategy(strategy, shards)
-        warn_of_waiting(strategy, module)
+        check_strategy(strategy, module, shards)
         self._state = TrainingState(module, self.optimizer, extras)
         self.peers = Peers(
             strategy, self._state, world=world, transport=transport, membership=membership, shards=shards

@@ -63,6 +63,8 @@ class Peers:
         if self.world is not None and self.world.client is not None:
             self.group = _elastic_group(self.world, state, strategy, shards)
             self.joined = self.world.client.joining
+            grouped = strategy.members_of_a_group(self.world.local_size) > 1
+            self.world.steps.together = strategy.synchronous or grouped
         else:
             self.transport = transport or _transport(self.world, shards)
             self.membership = membership or Membership.of(self.transport.size)

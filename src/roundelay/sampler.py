@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 
 from roundelay.chunks import Chunks
 from roundelay.cluster.environment import World, init
-from roundelay.errors import ConfigError
+from roundelay.errors import ConfigError, DroppedError
 
 
 class ElasticSampler(Sampler[list[int]]):
@@ -51,9 +51,9 @@ class ElasticSampler(Sampler[list[int]]):
         world: World | None = None,
     ) -> None:
         length = dataset if isinstance(dataset, int) else len(dataset)
-        for name, value in (("dataset", length), ("batch_size", batch_size), ("epochs", epochs)):
+        for name, value in (("a dataset", length), ("a batch_size", batch_size), ("epochs", epochs)):
             if value < 1:
-                raise ConfigError(f"ElasticSampler needs a {name} of at least 1, got {value}")
+                raise ConfigError(f"ElasticSampler needs {name} of at least 1, got {value}")
         if batches_per_step < 1:
             raise ConfigError(f"batches_per_step must be at least 1, got {batches_per_step}")
         self._chunks = Chunks(length, batch_size, seed)
@@ -104,11 +104,14 @@ class ElasticSampler(Sampler[list[int]]):
     def remaining_epochs(self) -> Iterator[int]:
         """The epochs that still have batches; an epoch may come twice if a lost learner did not use all its batches.
 
-        At the end of an elastic run this waits until no learner holds a batch that it has not used.
+        At the end of an elastic run with asynchronous steps this waits until no learner holds a batch that it has not used. If
+        steps wait for other learners, it cannot wait: a learner without a batch finishes, which lets the others take their
+        last step. So the last batch of a learner that is lost in that step may stay unused.
         """
         while True:
             outstanding = self._world.steps.taken > 0 and self._done() < len(self._drawn)
-            number = self._drawn[self._done()] if outstanding else self._peek(patient=True)
+            patient = not self._world.steps.together
+            number = self._drawn[self._done()] if outstanding else self._peek(patient=patient)
             if number is None:
                 return
             yield number // self._chunks.per_epoch
@@ -153,7 +156,12 @@ class ElasticSampler(Sampler[list[int]]):
             self._used += self._drawn[:done]
             self._drawn = []
             self._registrations, self._steps_before = client.registrations, self._world.steps.taken
-        if not self._declared:
-            client.budget.declare(self._total, sorted(self._used_before))
-            self._declared = True
-        return client.budget.draw(self._world.rank, len(self._drawn), self._done(), patient=patient)
+        try:
+            if not self._declared:
+                client.budget.declare(self._total, sorted(self._used_before))
+                self._declared = True
+            return client.budget.draw(self._world.rank, len(self._drawn), self._done(), patient=patient)
+        except DroppedError:
+            # The run goes on without this learner, which finds that out in its next step: there it joins again, and the step
+            # changes nothing. So any batch will do.
+            return self._drawn[-1] if self._drawn else 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from concurrent.futures import wait
 
+from roundelay import waiting
 from roundelay.cluster.membership import Membership
 from roundelay.errors import LaunchError, PeerLostError
 from roundelay.meeting import Progress, with_weights
@@ -17,12 +18,16 @@ DONORS = 2  # a learner that joins an asynchronous run begins with the mean of t
 def take_mean(learner: int, state: TrainingState, transport: Transport, membership: Membership) -> None:
     """Replace the state of `learner`, which joins while the others train, by the mean state of its nearest peers.
 
-    If none of these replies, ask the others one by one. Raises LaunchError if no peer replies.
+    If none of these replies, or all have weights that are not finite, ask the others one by one. Raises LaunchError if no peer
+    can help.
     """
     others = _nearest(learner, membership)
     for donors in (others[:DONORS], *([other] for other in others[DONORS:])):
-        fetched = wait([transport.fetch(donor) for donor in donors]).done
-        states = [each.result() for each in fetched if not isinstance(each.exception(), PeerLostError)]
+        states = []
+        for fetched in [transport.fetch(donor) for donor in donors]:
+            with contextlib.suppress(PeerLostError):
+                states.append(waiting.result(fetched))
+        states = [each for each in states if state.finite(each)]
         if states:
             state.load_mean(states)
             return
@@ -48,7 +53,7 @@ def take_newest(
     behind = needs_equal_weights and own.weight_steps < most
     if learner == source or (own.ready and not behind):
         return False
-    state.load_mean([transport.fetch(source).result()])
+    state.load_mean([waiting.result(transport.fetch(source))])
     return True
 
 

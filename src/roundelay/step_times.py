@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from roundelay import waiting
 from roundelay.clock import Steps
 
 
@@ -28,7 +29,7 @@ class StepTimes:
             while True:
                 asked = time.perf_counter()
                 try:
-                    result = future.result()
+                    result = waiting.result(future)
                 except BaseException as error:
                     waited += time.perf_counter() - asked
                     future = steps.throw(error)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundelay.errors import StrategyError
-from roundelay.weights import Flat, average
+from roundelay.weights import Flat, all_finite, average
 from roundelay.weights.serialization import from_bytes, to_bytes
 
 
@@ -52,6 +52,12 @@ class TrainingState:
         state = {"module": module, "optimizer": self._optimizer.state_dict(), "extras": extras}
         data = to_bytes(state | {"steps": self.steps, "agreement": self.agreement})
         return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+    @staticmethod
+    def finite(encoded: Tensor) -> bool:
+        """Whether all weights and buffers of an encoded state are finite."""
+        module: dict[str, Tensor] = from_bytes(encoded.numpy().tobytes())["module"]
+        return all_finite([each for each in module.values() if each.is_floating_point()])
 
     def load_mean(self, encoded: Sequence[Tensor]) -> None:
         """Decode states of other learners, and load their mean into the module and the optimizer.

@@ -50,7 +50,9 @@ def test_a_file_of_results_grows_piece_by_piece(tmp_path):
     assert {row.strategy: row.ratio_to_none for row in found} == {"none": 1.0, "fast": 0.8, "ddp": 0.2}
     assert [row.ddp_loss_s for row in found if row.strategy == "fast"] == [7.5]
     assert [row.steps_per_s for row in network_results.read(path)] == [20.0, 16.0, 4.0]
-    assert json.loads(path.read_text())["pieces"] == [{"command": "first"}, {"command": "second"}]
+    slower = compared([replace(none, steps_per_s=10.0), replace(fast, steps_per_s=9.0)])
+    assert [row.ratio_to_none for row in network_results.add(path, settings, slower, {})] == [1.0, 0.9, 0.2]
+    assert json.loads(path.read_text())["pieces"][:2] == [{"command": "first"}, {"command": "second"}]
     with pytest.raises(RoundelayError, match="name another file"):
         network_results.add(path, replace(settings, slow=5.0), [ddp], {})
 

@@ -18,6 +18,7 @@ RANKING = [
     "ratio_to_ideal",
     "exchanges_per_step",
     "stationary_variance",
+    "adam_lr_factor",
     "reason",
 ]
 SCALING = ["strategy", "topology", "learners", "step_s", "speedup", "efficiency", "epoch_s"]
@@ -46,6 +47,7 @@ def test_the_tables_fit_80_columns_and_each_strategy_has_its_reason(capsys):
     assert "no learner waits for another; " in out
     assert "\nadpsgd, groups of 4 on " in out
     assert "speed-up (and time per epoch) by number of learners" in out
+    assert "With Adam or AdamW" in out
     assert "Left out: contention" in out
 
 

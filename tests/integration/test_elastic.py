@@ -65,7 +65,7 @@ def test_without_faults_every_chunk_is_used_once_and_the_sum_is_conserved(tmp_pa
     ["dpsgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("allreduce", "delay-by-one", "adpsgd"))],
 )
 def test_survivors_of_a_killed_learner_re_form_and_finish(tmp_path, strategy, capfd):
-    outcome = run_once(config_of(strategy), faults(kill=["2@1"]), tmp_path / "run")
+    outcome = run_once(config_of(strategy, epochs=18), faults(kill=["2@1"]), tmp_path / "run")
     assert_nothing_lost(outcome)
     assert events_of(outcome)[:2] == [("died", 2), ("recovered", None)]
     assert outcome["events"][1]["seconds"] < 5.0

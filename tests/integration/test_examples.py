@@ -110,7 +110,7 @@ def verses(tmp_path):
 
 @pytest.mark.parametrize(
     ("learners", "strategy"),
-    [(1, "adpsgd"), (2, "local-sgd"), pytest.param(2, "adpsgd", marks=pytest.mark.slow)],
+    [(2, "local-sgd"), *(pytest.param(learners, "adpsgd", marks=pytest.mark.slow) for learners in (1, 2))],
 )
 def test_nanogpt_loop(learners, strategy, verses):
     """All learners evaluate the same mean model, which has learnt more than how often each letter occurs (2.9 nats)."""

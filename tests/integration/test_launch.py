@@ -131,7 +131,8 @@ import os, pathlib, sys, time
 path = pathlib.Path(sys.argv[1]) / os.environ['ROUNDELAY_LEARNER']
 path.write_text(path.read_text() + os.environ['ROUNDELAY_JOINS'] if path.exists() else '0')
 if os.environ['ROUNDELAY_LEARNER'] == '1': sys.exit(1)
-time.sleep(4)
+other = path.parent / '1'
+while not other.exists() or other.read_text() != '011': time.sleep(0.05)
 """
     ended = launch("--learners", "2", "--restarts", "2", script(tmp_path, text), str(tmp_path))
     assert ended.returncode == 0
@@ -166,12 +167,13 @@ def test_nothing_is_left_when_the_launcher_is_killed(tmp_path, background):
 
 def test_it_says_which_learners_are_missing(tmp_path, background):
     text = """
-import os, time, roundelay
-if os.environ['ROUNDELAY_LEARNER'] == '1': time.sleep(8)
+import os, pathlib, sys, time, roundelay
+while os.environ['ROUNDELAY_LEARNER'] == '1' and not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)
 roundelay.init().close()
 """
-    run = background("--learners", "2", script(tmp_path, text))
+    run = background("--learners", "2", script(tmp_path, text), str(tmp_path / "seen"))
     run.wait_for(r"waiting at 127.0.0.1:\d+: 1 of 2 learners have come \(0\); missing: 1")
+    (tmp_path / "seen").touch()
     assert run.process.wait(60) == 0
 
 

@@ -215,6 +215,14 @@ class TestModels:
     def test_the_lead_is_the_default_of_adpsgd(self):
         assert inspect.signature(ADPSGD).parameters["max_lead"].default == MAX_LEAD
 
+    def test_the_local_steps_are_the_default_of_local_sgd(self):
+        assert inspect.signature(LocalSGD).parameters["every"].default == LOCAL_STEPS == MODELS["local-sgd"].local_steps
+
+    def test_replicas_of_local_sgd_drift_for_many_steps(self):
+        """On the complete graph they are equal after a round: the mean of 1, 2, ..., H steps apart."""
+        expected = 7 / 8 * (LOCAL_STEPS + 1) / 2
+        assert MODELS["local-sgd"].variance(complete(8), 1 / LOCAL_STEPS) == pytest.approx(expected)
+
     def test_delay_by_one_spreads_like_the_complete_graph(self):
         assert MODELS["delay-by-one"].variance(complete(8), 1.0) == pytest.approx(7 / 8)
 
@@ -250,14 +258,6 @@ class TestModels:
 def test_an_impossible_cluster_is_refused_with_the_reason(change, complaint):
     with pytest.raises(ConfigError, match=complaint):
         replace(EVEN, **change)
-
-    def test_the_local_steps_are_the_default_of_local_sgd(self):
-        assert inspect.signature(LocalSGD).parameters["every"].default == LOCAL_STEPS == MODELS["local-sgd"].local_steps
-
-    def test_replicas_of_local_sgd_drift_for_many_steps(self):
-        """On the complete graph they are equal after a round: the mean of 1, 2, ..., H steps apart."""
-        expected = 7 / 8 * (LOCAL_STEPS + 1) / 2
-        assert MODELS["local-sgd"].variance(complete(8), 1 / LOCAL_STEPS) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("topology", ["complete", "random-matching"])

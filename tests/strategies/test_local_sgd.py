@@ -8,6 +8,7 @@ from worlds import LR, MOMENTUM, problem, recursion, train, weights, world as sl
 from roundelay.cluster.membership import Membership
 from roundelay.errors import StrategyError, TopologyError
 from roundelay.simulation import run
+from roundelay.simulation.learners import start
 from roundelay.strategies import DPSGD, LocalSGD, SuperLearner
 from roundelay.topology import complete, random_matching, random_ring, ring
 from roundelay.topology.registry import TOPOLOGIES, named
@@ -165,6 +166,27 @@ def test_a_slow_learner_takes_fewer_steps_in_a_round_and_delays_no_other(overlap
     assert [learner.strategy.metrics()["rounds"] for learner in learners[1:]] == [6, 6, 6]
     assert learners[0].strategy.metrics()["rounds"] >= 5, "it leaves at about the time of the last round"
     assert learners[0].strategy.metrics()["local_steps"] == 2
+
+
+@pytest.mark.parametrize("topology", [complete, random_matching])
+def test_every_learner_takes_its_steps_if_messages_take_longer_than_they_do(topology):
+    """With overlap a learner takes 5 steps (5 s) in a round, whose messages take up to 16 s: 125 steps in 400 s."""
+    clock, _, learners = world(
+        [LocalSGD(topology, every=5, overlap=True) for _ in range(4)],
+        latency_s=4.0,
+        compute_s=lambda rank, _: 1.0 + 0.01 * rank,
+    )
+    taken = [0] * 4
+    for learner in learners:
+
+        def counted(step, learner=learner, gradient=learner.gradient):
+            taken[learner.transport.rank] = step
+            gradient(step)
+
+        learner.gradient = counted
+    start(clock, learners)
+    clock.run(until=400.0)
+    assert min(taken) >= 125
 
 
 def test_a_learner_that_takes_no_steps_at_all_takes_part_in_rounds():

@@ -173,3 +173,8 @@ def test_synchronous_groups_cannot_re_form_without_a_meeting():
     strategy.attach(Replica(torch.nn.Linear(2, 2)), network.transports[0], Membership.of(4))
     with pytest.raises(StrategyError, match="DPSGD learners must meet"):
         strategy.reform(Membership.of(4).without(2).without(3))
+
+
+def test_the_name_of_a_strategy_is_no_strategy_between_groups():
+    with pytest.raises(StrategyError, match=r"needs the strategy between groups, such as ADPSGD\(\), got 'adpsgd'"):
+        SuperLearner("adpsgd")

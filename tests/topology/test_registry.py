@@ -87,3 +87,15 @@ def test_a_file_that_is_no_matrix_of_numpy_is_refused_without_advice_to_unpickle
     assert "pickle" not in str(refused.value)
     with pytest.raises(TopologyError, match=r"folder.csv: it is a folder"):
         family(str(tmp_path / "folder.csv"))
+
+
+@pytest.mark.parametrize("topology", [None, 3])
+def test_what_is_no_topology_is_refused_with_what_is_one(topology):
+    with pytest.raises(TopologyError, match=rf"a topology is a name, .* or a Mixing, got {topology}"):
+        family(topology)
+
+
+@pytest.mark.parametrize("size", [2.5, "8"])
+def test_a_number_of_learners_that_is_not_whole_is_refused(size):
+    with pytest.raises(TopologyError, match=f"ring needs a whole number of learners, got {size!r}"):
+        ring(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from dataclasses import replace
 
@@ -22,6 +23,14 @@ def test_after_ctrl_c_the_command_that_resumes_is_the_last_line(ending):
     said, code = ending.verdict()
     assert said == "stopped and saved; go on with:\n  roundelay train --out run --resume\n"
     assert code == 130
+
+
+def test_problems_with_the_data_are_counted_by_kind(ending, tmp_path):
+    (tmp_path / "results.json").write_text('{"valid": {}, "test": {}, "elapsed_s": 1.0}')
+    (tmp_path / "problems.txt").write_text("unknown words: u1: zebra\nunknown words: u2: gnu\nclipped: u3\n")
+    said, code = ending.verdict()
+    assert "problems with the data: 2 × unknown words, 1 × clipped; one line each: " in said
+    assert code == 0
 
 
 def test_a_learner_lost_before_ctrl_c_does_not_make_the_stop_an_error(ending):
@@ -46,6 +55,15 @@ def test_without_a_signal_a_lost_learner_is_named(ending):
     said, code = replace(ending, signal=None, failed={3: "exit code 2: no space"}).verdict()
     assert "the run ended early: learner 3 was lost first (exit code 2: no space)" in said
     assert code == 1
+
+
+def test_a_finished_run_shows_its_figures_and_the_text_that_the_model_writes(ending, tmp_path):
+    results = {"valid": {"loss": 1.5}, "test": {"loss": 2.0}, "sample": "\nTo be,\nor not", "elapsed_s": 7.0}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    said, code = replace(ending, signal=None).verdict()
+    assert "valid: loss 1.5000\nmean model, test: loss 2.0000\nthe mean model writes:\n\nTo be,\nor not\n\n" in said
+    assert said.splitlines()[-1].startswith("finished in 7.0 s")
+    assert code == 0
 
 
 @pytest.mark.parametrize("way", ["exit code 1: KeyboardInterrupt", "killed by SIGINT"])

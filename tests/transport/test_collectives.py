@@ -54,6 +54,21 @@ def test_learners_are_summed_and_broadcast_by_rank_not_by_position(collectives_o
     assert together(work) == [(12.0, 4.0)] * 3
 
 
+def test_the_groups_of_earlier_generations_are_released_with_their_threads(collectives_of):
+    def work(rank):
+        ours, threads_of_process = collectives_of(rank), []
+        for generation in range(6):
+            ours.use_generation(generation)
+            ours.all_reduce(torch.zeros(1), MEMBERS).result()
+            ours.all_reduce(torch.zeros(1), MEMBERS).result()  # all learners have released the group before
+            threads_of_process.append(len(list(Path("/proc/self/task").iterdir())))
+        return threads_of_process[-1] - threads_of_process[0], len(ours._groups)
+
+    grown = together(work)
+    assert max(threads for threads, _ in grown) <= 3 * len(MEMBERS)  # 5 generations of 3 learners would leave 45
+    assert [groups for _, groups in grown] == [1] * 3
+
+
 def test_a_group_whose_member_is_lost_before_it_forms_is_given_up(collectives_of):
     with pytest.raises(ConnectionError, match="lost while it was being formed"):
         collectives_of(1, hopeless=lambda members: True).all_reduce(torch.zeros(1), (1, 2))

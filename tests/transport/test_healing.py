@@ -14,7 +14,6 @@ class Links:
     def __init__(self, rank, wanted=(0, 1, 2, 3)):
         self.lost, self.answering, self.tried, self.reports = {}, set(), [], []
         self.healing = Healing(rank, lambda: dict(self.lost), lambda: wanted, self.reach, self.report)
-        self.healing.close()
 
     def reach(self, peer):
         self.tried.append(peer)

@@ -17,10 +17,11 @@ from roundelay.bench.local import running
 from roundelay.bench.namespaces import INTERFACE, Machine, machines, shape
 from roundelay.errors import RoundelayError
 from roundelay.language.text import find_text
+from roundelay.strategies import registry
 
 PORT = 29400
 EVALUATED_PIECES = 200  # of the validation text
-ROUNDS = 3  # of local-sgd that an emulated case lasts at least
+ROUNDS = 3  # of local-sgd that a case lasts at least
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Settings:
         compute: "emulated" or "language".
         strategies: the lines of the result.
         learners: number of machines.
-        seconds: per case; an emulated case of local-sgd lasts at least as long as `ROUNDS` rounds.
+        seconds: per case; one of local-sgd lasts at least `ROUNDS` rounds.
         parameters: of the emulated model.
         step_s: of the emulated model.
         every: local steps of local-sgd.
@@ -81,13 +82,12 @@ class Settings:
 
     def case(self, strategy: Strategy) -> dict[str, Any]:
         """As the workers take it."""
-        options, seconds = dict(strategy.options), self.seconds
-        if strategy.name == "local-sgd":
-            options["every"] = self.every
-            if self.compute == "emulated":
-                seconds = max(seconds, ROUNDS * self.every * self.step_s)
-        named = {"strategy": strategy.name, "options": options, "seconds": seconds}
-        return named | {name: getattr(self, name) for name in ("compute", "parameters", "step_s", "slow", "data")}
+        options, least_steps = dict(strategy.options), 0
+        if strategy.name in registry.STRATEGIES and registry.takes_option(strategy.name, "every"):
+            options["every"], least_steps = self.every, ROUNDS * self.every
+        named = {"strategy": strategy.name, "options": options, "least_steps": least_steps}
+        kept = ("compute", "seconds", "parameters", "step_s", "slow", "data")
+        return named | {name: getattr(self, name) for name in kept}
 
 
 @dataclass(frozen=True)
@@ -164,15 +164,18 @@ def _row(rate: str, label: str, learners: Sequence[Mapping[str, float]], losses:
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """The rows, each compared with no communication and with DDP at the same rate."""
+    """The rows, each compared with no communication and with DDP at the same rate, unless it has been compared already."""
     others = {(row.rate, row.strategy): row for row in rows}
-    found = []
-    for row in rows:
-        free, ddp = others.get((row.rate, "none")), others.get((row.rate, "ddp"))
-        ratio = row.steps_per_s / free.steps_per_s if free else None
-        seconds = time_to(ddp.losses[-1][1], row.losses) if ddp and ddp.losses else None
-        found.append(replace(row, ratio_to_none=ratio, ddp_loss_s=seconds))
-    return found
+    return [_compared(row, others.get((row.rate, "none")), others.get((row.rate, "ddp"))) for row in rows]
+
+
+def _compared(row: Row, free: Row | None, ddp: Row | None) -> Row:
+    ratio, seconds = row.ratio_to_none, row.ddp_loss_s
+    if ratio is None and free:
+        ratio = row.steps_per_s / free.steps_per_s
+    if seconds is None and ddp and ddp.losses:
+        seconds = time_to(ddp.losses[-1][1], row.losses)
+    return replace(row, ratio_to_none=ratio, ddp_loss_s=seconds)
 
 
 def time_to(target: float, curve: Sequence[tuple[float, float]]) -> float | None:

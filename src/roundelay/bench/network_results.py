@@ -23,6 +23,8 @@ def read(path: Path) -> list[Row]:
 def add(path: Path, settings: Settings, rows: Sequence[Row], piece: Mapping[str, Any]) -> list[Row]:
     """Write rows to a file, in place of older ones of the same rate and strategy; returns all its rows.
 
+    A row that was measured together with no communication or with DDP stays compared with those.
+
     Args:
         path: the file; made if it is not there.
         settings: what was measured.

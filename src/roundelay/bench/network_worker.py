@@ -73,25 +73,32 @@ def measure(case: Case, world: World, snapshots: Path) -> dict[str, float]:
         optimizer.zero_grad()
 
     with context:
-        began = time.perf_counter()
+        count = None
         for _ in range(WARM_UP_STEPS):
+            began = time.perf_counter()
             step()
-        step_s = torch.tensor((time.perf_counter() - began) / WARM_UP_STEPS)
-        dist.broadcast(step_s, 0)  # learners that wait for each other must take equally many steps
-        count = max(2, round(case["seconds"] / float(step_s))) if synchronous else None
-        dist.barrier()
+        if synchronous:
+            # Learners that wait for each other must take equally many steps. No barrier here: it would give them the time to
+            # receive what they send during the last step, and the first measured step would not wait for it.
+            step_s = torch.tensor(time.perf_counter() - began)
+            dist.broadcast(step_s, 0)
+            count = max(2, round(case["seconds"] / float(step_s)))
+        else:
+            dist.barrier()
         save = snapshots if case["compute"] == "language" else None
-        measured = _steps(step, case["seconds"], count, lambda k: _snapshot(module, save, world.rank, k))
+        measured = _steps(
+            step, case["seconds"], count, case["least_steps"] / slow, lambda k: _snapshot(module, save, world.rank, k)
+        )
         dist.barrier()  # no learner leaves while others are being measured
     return measured
 
 
 def _steps(
-    step: Callable[[], None], seconds: float, count: int | None, snapshot: Callable[[int], None]
+    step: Callable[[], None], seconds: float, count: int | None, least: float, snapshot: Callable[[int], None]
 ) -> dict[str, float]:
-    """Take `count` steps, or steps for `seconds` if it is None. Snapshots are taken at equal times."""
+    """Take `count` steps; if it is None, steps for `seconds`, and at least `least`. Snapshots are taken at equal times."""
     began, sent, taken, saved = time.perf_counter(), int(SENT.read_text()), 0, 0
-    while taken < count if count is not None else time.perf_counter() < began + seconds:
+    while taken < (least if count is None else count) or (count is None and time.perf_counter() < began + seconds):
         step()
         taken += 1
         elapsed_s = time.perf_counter() - began

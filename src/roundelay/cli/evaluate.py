@@ -76,7 +76,7 @@ def _show_words(figures: dict[str, Any], run: Path, suffix: str) -> None:
     if len(figures["features"]) > 1:
         wers = ", ".join(f"{100 * wer:.2f} %" for wer in figures["wer_by_pass"])
         kinds = " + ".join(figures["features"])
-        say(f"Features {kinds}, adapted to {figures['speakers']} speakers. WER of each pass of decoding: {wers}.")
+        say(f"Features {kinds}; speakers adapted to: {figures['speakers']}. WER of each pass of decoding: {wers}.")
     unknown = figures["unknown_words"]
     if unknown:
         examples, times = ", ".join(list(unknown)[:8]), sum(unknown.values())

@@ -71,6 +71,8 @@ class Rendezvous:
         open_collectives: bool = False,
         on_event: Callable[[Message], None] | None = None,
     ) -> None:
+        if learners < 1:
+            raise LaunchError(f"a run needs at least 1 learner, got {learners}")
         if not 1 <= min_learners <= learners:
             raise LaunchError(f"a run of {learners} learners needs 1 to {learners} as min_learners, got {min_learners}")
         security = security or Security(secrets.token_bytes(32))

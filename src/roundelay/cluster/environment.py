@@ -44,10 +44,16 @@ _OTHER_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD
 
 
 class StepCount:
-    """Steps that the learner of a world has taken; `ElasticSampler` reads it."""
+    """What `ElasticSampler` must know of the steps of the learner of a world.
+
+    Attributes:
+        taken: steps so far.
+        together: a step waits for other learners, so no learner may stop taking part and wait for the rest of the batches.
+    """
 
     def __init__(self) -> None:
         self.taken = 0
+        self.together = False
 
 
 @dataclass(frozen=True)

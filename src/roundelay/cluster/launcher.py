@@ -191,13 +191,16 @@ class Launcher:
             self._reporter.lost(process, again_in_s)
 
     def _say_which_are_missing(self) -> None:
-        """Say which learners are missing, after a moment and then every few seconds."""
-        if time.monotonic() < self._next_look_s or self.signals:
+        """Say which learners are missing, after a moment and then every few seconds; and at once when none is any more."""
+        late = time.monotonic() >= self._next_look_s
+        if self.signals or not (late or self._was_waiting):
             return
-        self._next_look_s = time.monotonic() + SAY_EVERY_S
-        if waiting := self._rendezvous.waiting():
+        waiting = self._rendezvous.waiting()
+        if late:
+            self._next_look_s = time.monotonic() + SAY_EVERY_S
+        if waiting and late:
             self._was_waiting = True
             self._reporter.say(waiting)
-        elif self._was_waiting:
+        elif self._was_waiting and not waiting:
             self._was_waiting = False
             self._reporter.say("all learners are here")

@@ -16,10 +16,11 @@ from roundelay.topology.mixing import Array
 ALIKE = 0.05  # throughputs within 5 % of each other count as equal; then the smaller spread of the replicas wins
 WIDE_SPREAD = 4.0  # with a larger stationary variance replicas drift apart, and the candidate ranks as if half as fast
 DRIFTING = "; replicas drift apart"
+FAST_ENOUGH = 0.9  # links on which adpsgd keeps this part of its steps need no local steps
 
 LEFT_OUT = (
     "Left out: contention beyond the machines' own links, copying and averaging weights, data loading, failures, the "
-    "lower efficiency of small batches, and how spread and staleness act on your loss; measure with `roundelay bench`."
+    "lower efficiency of small batches, and how spread and staleness act on your loss; measure with `roundelay bench throughput`."
 )
 
 
@@ -86,7 +87,7 @@ def adam_advice(best: Candidate) -> str | None:
     if best.adam_lr_factor == 1:
         return None
     return (
-        f"With Adam or AdamW, {best.label} needs up to {best.adam_lr_factor:.2g} times the learning rate of DDP, because each "
+        f"With Adam or AdamW, {best.label} may need up to {best.adam_lr_factor:.2g} times the learning rate of DDP, because each "
         "optimizer sees the noise of its own small batch; see docs/strategies/index.md#adam."
     )
 
@@ -114,11 +115,15 @@ def _candidates(cluster: Cluster, group_size: int) -> Iterator[Candidate]:
             if variance is not None:
                 variance /= group_size  # the mean gradient of g learners has 1/g of the noise variance of one gradient
             if model.local_steps > 1:
-                reason = _local_reason(cost, compute_s, model.local_steps)
-            elif model.synchronous:
-                reason = _synchronous_reason(cost, compute_s)
+                pairs = step_cost(MODELS["adpsgd"], mixing, cluster, group_size)
+                reason = _local_reason(cost, pairs, compute_s, model.local_steps)
             else:
-                reason = _asynchronous_reason(cost, compute_s, group_size)
+                reason = (
+                    _synchronous_reason(cost, compute_s)
+                    if model.synchronous
+                    else _asynchronous_reason(cost, compute_s, group_size)
+                )
+                reason += DRIFTING if _drifts(variance) else ""
             yield Candidate(
                 strategy,
                 mixing.name if model.has_topology else None,
@@ -129,7 +134,7 @@ def _candidates(cluster: Cluster, group_size: int) -> Iterator[Candidate]:
                 exchanges_per_step=cost.exchanges_per_step,
                 stationary_variance=variance,
                 adam_lr_factor=1.0 if model.averages_gradients else mixing_size**0.5,
-                reason=reason + (DRIFTING if _drifts(variance) else ""),
+                reason=reason,
             )
 
 
@@ -143,15 +148,18 @@ def _synchronous_reason(cost: StepCost, compute_s: Array) -> str:
     return f"{(cost.step_s - usual_s) * 1e3:.3g} ms of a step are communication, or waiting for random slow steps"
 
 
-def _local_reason(cost: StepCost, compute_s: Array, local_steps: int) -> str:
-    """Why local-sgd is as fast as it is, and when it is the right choice."""
-    lost = 1 - cost.steps_per_s / float((1 / compute_s).sum())
+def _local_reason(cost: StepCost, pairs: StepCost, compute_s: Array, local_steps: int) -> str:
+    """Why local-sgd is as fast as it is, and whether it is the right choice: `pairs` is the cost of adpsgd."""
+    ideal = float((1 / compute_s).sum())
+    lost, kept = 1 - cost.steps_per_s / ideal, pairs.steps_per_s / ideal
     costs = "nothing" if lost < 0.005 else f"{lost:.2g} of the steps"
     advice = '; compress="int8" sends a quarter of that, and overlap=True hides it' if lost > 0.1 else ""
-    return (
-        f"weights travel once in {local_steps} steps, which costs {costs}{advice}; the right choice if links are too slow to "
-        "average more often"
+    verdict = (
+        f"the right choice, because links are too slow for adpsgd, which would keep {kept:.2g} of its steps"
+        if kept < FAST_ENOUGH
+        else "not needed, because links are fast enough to average more often"
     )
+    return f"weights travel once in {local_steps} steps, which costs {costs}{advice}; {verdict}"
 
 
 def _asynchronous_reason(cost: StepCost, compute_s: Array, group_size: int) -> str:

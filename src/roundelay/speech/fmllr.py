@@ -71,11 +71,6 @@ class RowStatistics:
     def times(self, factor: float) -> RowStatistics:
         return RowStatistics(self.G * factor, self.k * factor, self.frames * factor)
 
-    def objective(self, W: Doubles) -> float:
-        """Q(W)."""
-        quadratic = np.einsum("ij,ijk,ik->", W, self.G, W, optimize=True)
-        return float(self.frames * np.linalg.slogdet(W[:, :-1])[1] - 0.5 * quadratic + (W * self.k).sum())
-
     def transform(self, start: Doubles | None = None, sweeps: int = _SWEEPS) -> Doubles:
         """The W with the largest Q, found row by row from `start` (default: the identity)."""
         W = identity(len(self.k)) if start is None else start.copy()

@@ -134,13 +134,15 @@ class LocalSGD(Strategy):
             self._loop.begin(late=self.overlap)
             if not self.overlap:
                 yield from self._loop.settle()
+                if self._loop.peers_wait:
+                    self._loop.begin(late=False)
 
     # The end, peers ----------------------------------------------------------------------------------------------------
 
     def drain(self) -> Steps:
         """Wait for the round under way; the module has its result then."""
         self.abandon()
-        yield from self._loop.settle()
+        yield from self._loop.drain()
 
     def finish(self) -> Steps:
         """Take part in no more rounds; the module has its own local steps since the last one."""

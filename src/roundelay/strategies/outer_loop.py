@@ -47,7 +47,7 @@ class OuterLoop:
         self.lock = threading.RLock()
         self.steps, self._steps_before = 0, 0  # the second one: of the round before
         self.late = False
-        self._under_way = False
+        self._under_way = self._waiting = False  # the second one: the training thread waits for the end of a round
         self._mixed: Future[None] = done()
         self._failure: BaseException | None = None  # raised in a thread of the transport
         self._row: Mapping[int, float] = {}
@@ -72,8 +72,12 @@ class OuterLoop:
         ended.add_done_callback(lambda _: self._ended(mixed))
 
     def _asked(self) -> None:
-        """A peer waits for this learner in the next round. In a thread of the transport."""
-        if self._begins_for_peers:
+        """A peer waits for this learner in the next round. In a thread of the transport.
+
+        If the training thread waits for the end of the last round, it begins the next one itself. Otherwise a learner
+        whose peers begin one round after the other would wait for all of them, and take no steps.
+        """
+        if self._begins_for_peers and not self._waiting:
             self.begin(late=False)
 
     def _ended(self, mixed: Future[None]) -> None:
@@ -105,11 +109,26 @@ class OuterLoop:
             self._outer.shift(moved=self.steps > 0)
 
     def settle(self) -> Steps:
-        """Wait for the round under way, and bring its result in."""
-        while not self._mixed.done():  # a peer may ask for the next round at once
+        """Wait for the round under way, and bring its result in. The caller then begins a round if `peers_wait`."""
+        self._waiting = True
+        try:
             yield self._mixed
+        finally:
+            self._waiting = False
         self.check()
         self.bring_in()
+
+    @property
+    def peers_wait(self) -> bool:
+        """Whether a peer has begun the next round, and this learner should begin it now."""
+        return self._begins_for_peers and self.rounds.state.wanted
+
+    def drain(self) -> Steps:
+        """Wait for the round under way, and for those that peers ask for meanwhile."""
+        yield from self.settle()
+        while self.peers_wait:
+            self.begin(late=False)
+            yield from self.settle()
 
     def check(self) -> None:
         """Raise what went wrong in a thread of the transport."""

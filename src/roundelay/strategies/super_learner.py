@@ -34,6 +34,8 @@ class SuperLearner(Strategy):
     def __init__(self, between: Strategy, group_size: int | None = None) -> None:
         if group_size is not None and group_size < 1:
             raise StrategyError(f"group_size must be at least 1, got {group_size}")
+        if not isinstance(between, Strategy):
+            raise StrategyError(f"a SuperLearner needs the strategy between groups, such as ADPSGD(), got {between!r}")
         if not between.takes_groups:
             raise StrategyError(
                 f"between groups weights are averaged, but {type(between).__name__} averages gradients; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -39,6 +40,10 @@ class Mixing(ABC):
     drift: int = 0
 
     def __init__(self, name: str, size: int, period: int | None) -> None:
+        try:
+            operator.index(size)
+        except TypeError:
+            raise TopologyError(f"{name} needs a whole number of learners, got {size!r}") from None
         if size < 1:
             raise TopologyError(f"{name} needs at least 1 learner, got {size}")
         self.name = name

@@ -41,7 +41,7 @@ def family(topology: str | Mixing | Family, *, seed: int = 0, degree: int = 1) -
         seed: seed of the random topologies.
         degree: degree of base-graph.
 
-    Raises TopologyError for an unknown name, or for a file or module that cannot be read.
+    Raises TopologyError for any other value, for an unknown name, or for a file or module that cannot be read.
 
     >>> family("random-ring", seed=3)(8), family(graphs.ring)(5)
     (random-ring(8), ring(5))
@@ -50,6 +50,8 @@ def family(topology: str | Mixing | Family, *, seed: int = 0, degree: int = 1) -
         return OneSize(topology)
     if callable(topology):
         return topology
+    if not isinstance(topology, str):
+        raise TopologyError(f"a topology is a name, a file, module:function, a function or a Mixing, got {topology!r}")
     if Path(topology).suffix in READERS:
         return OneSize(mixing_from_file(Path(topology)))
     if plugins.is_path(topology):

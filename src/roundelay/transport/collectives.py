@@ -212,8 +212,14 @@ class StoreCollectives(_GroupCollectives):
         self._groups: dict[tuple[int, str, tuple[int, ...]], Any] = {}
 
     def use_generation(self, generation: int) -> None:
-        """Form new groups from now on: a member of an old one may have been lost and have come back."""
+        """Form new groups from now on: a member of an old one may have been lost and have come back.
+
+        The old groups are released, with their threads and sockets, unless a collective of theirs has not ended: then
+        releasing would wait for it.
+        """
         self._generation = generation
+        if all(future._work.is_completed() for future in self._under_way):
+            self._groups.clear()
 
     def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401
         backend, position = "nccl" if values.is_cuda else "gloo", members.index(self._rank)

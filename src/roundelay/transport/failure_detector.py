@@ -49,7 +49,6 @@ class FailureDetector:
         self._lock = threading.Lock()
         self._added = threading.Condition(self._lock)
         self._known: set[int] = set()
-        self._silent: set[int] = set()
         self._connections: dict[int, _HeartbeatConnection] = {}
         self._said: list[bytes] = []  # repeated on connections that are added later
         self._wake, self._waker = socket.socketpair()
@@ -136,11 +135,8 @@ class FailureDetector:
             connections = list(self._connections.values())
             for connection in connections:
                 self._send(connection, _BEAT)
-            lost = set(self._heartbeats.lost())
-            silent = self._heartbeats.silent() - lost
-            events = [(Event.SILENT, peer) for peer in silent - self._silent]
-            events += [(Event.HEARD, peer) for peer in self._silent - silent if peer in self._connections]
-            self._silent = silent
+            lost, silent, heard = self._heartbeats.changes()
+            events = [(Event.SILENT, peer) for peer in silent] + [(Event.HEARD, peer) for peer in heard]
         for event, peer in events:
             self._report(event, peer, "")
         for connection in connections:

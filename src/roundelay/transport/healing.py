@@ -12,7 +12,7 @@ RETRY_S = 2.0
 
 
 class Healing:
-    """Tries to reach lost peers until `close`.
+    """Tries to reach lost peers, from `start` until `close`.
 
     Of two learners that have lost each other, the one with the lower rank connects.
 
@@ -35,7 +35,10 @@ class Healing:
         self._rank, self._lost, self._wanted, self._reach, self._report = rank, lost, wanted, reach, report
         self._cut_off: set[int] = set()
         self._closed = threading.Event()
-        self._thread = threads.start("healing", self._run)
+
+    def start(self) -> None:
+        """Look every `RETRY_S`, in a thread."""
+        threads.start("healing", self._run)
 
     def _run(self) -> None:
         while not self._closed.wait(RETRY_S):

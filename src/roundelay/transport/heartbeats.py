@@ -21,6 +21,7 @@ class Heartbeats:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._heard: dict[int, float] = {}
+        self._silent: set[int] = set()
         self._looked = now()
 
     def heard(self, peer: int) -> None:
@@ -40,9 +41,12 @@ class Heartbeats:
             self._heard = {peer: last + slept for peer, last in self._heard.items()}
         return self._unheard_for(LOST_AFTER_S)
 
-    def silent(self) -> set[int]:
-        """Peers that have missed some beats. Call `lost` first, which corrects for time in which we stood still."""
-        return set(self._unheard_for(SILENT_AFTER_S))
+    def changes(self) -> tuple[list[int], set[int], set[int]]:
+        """Peers that are lost, those that have become silent, and those that are heard again. Instead of `lost`."""
+        lost = self.lost()
+        silent = set(self._unheard_for(SILENT_AFTER_S)) - set(lost)
+        before, self._silent = self._silent, silent
+        return lost, silent - before, (before - silent) & self._heard.keys() - set(lost)
 
     def _unheard_for(self, seconds: float) -> list[int]:
         now = self._now()

@@ -67,6 +67,7 @@ class PeerLinks:
     def keep_reaching(self, wanted: Callable[[], Iterable[int]], report: Callable[[int, bool], None]) -> None:
         """Connect again and again to peers of `wanted()` that are lost, in a thread."""
         self._healing = Healing(self._rank, lambda: self._liveness.lost, wanted, self._reach, report)
+        self._healing.start()
 
     def close(self) -> None:
         """Try to reach no more peers."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from roundelay.errors import PeerLostError, RefusedError
 from roundelay.transport.base import NO_CALLS, Begin, Call, Exchange
+from roundelay.transport.checksum import checksum
+from roundelay.transport.framing import CHECKSUM
 
 if TYPE_CHECKING:
     from roundelay.transport.simulated_transport import SimulatedTransport
@@ -45,7 +47,6 @@ class SimulatedCall:
         self, caller: SimulatedTransport, target: SimulatedTransport, call: Call, future: Future[None]
     ) -> None:
         self._caller, self._target, self._call = caller, target, call
-        self._network = caller.network
         self._mine = _End(call.begin(target.rank, call.buffer, call.buffer), future)
 
     def start(self) -> None:
@@ -65,6 +66,7 @@ class SimulatedCall:
         if confirmed.done():  # the target has lost the caller
             return
         try:
+            self._check(self._caller, self._target)
             theirs = _End(begin(self._caller.rank, self._message, self._message), confirmed)
             theirs.apply()
         except RefusedError as error:
@@ -72,7 +74,13 @@ class SimulatedCall:
             confirmed.set_exception(error)
             self._refuse(RefusedError(self._target.rank, error.reason))
             return
+        self._target.applied(self, self._message, 1.0)
+        confirmed.add_done_callback(self._ended_at_target)
         self._to_caller(self._message.nbytes, lambda: self._replied(confirmed))
+
+    def _ended_at_target(self, confirmed: Future[None]) -> None:
+        if confirmed.exception() is not None:
+            self._target.applied(self, self._message, -1.0)
 
     def _replied(self, confirmed: Future[None]) -> None:
         """At the caller, all replies have come: apply and confirm them."""
@@ -80,8 +88,9 @@ class SimulatedCall:
         if future.done():  # it has failed; the target takes the exchange back when it hears of that
             self._to_target(0, lambda: _fail(confirmed, PeerLostError(self._caller.rank, "the call has failed")))
             return
-        self._call.buffer[: self._message.nbytes].copy_(self._message)
         try:
+            self._check(self._target, self._caller)
+            self._call.buffer[: self._message.nbytes].copy_(self._message)
             self._mine.apply()
         except BaseException as error:
             if isinstance(error, RefusedError):
@@ -89,19 +98,29 @@ class SimulatedCall:
             future.set_exception(failure := error)
             self._to_target(0, lambda: _fail(confirmed, failure))
             return
+        self._caller.applied(self, self._message, -1.0)
         self._target.on_its_way.add(confirmed)
         self._to_target(0, lambda: _succeed(confirmed))
         future.set_result(None)
+
+    def _check(self, source: SimulatedTransport, target: SimulatedTransport) -> None:
+        """Raise RefusedError if the message was altered on its way, which its checksum tells."""
+        if source.alters(target):
+            altered = self._message.clone()
+            altered[4] ^= 8
+            if checksum(altered) != checksum(self._message):
+                raise RefusedError(source.rank, CHECKSUM)
+            self._message = altered
 
     def _refuse(self, error: PeerLostError | RefusedError) -> None:
         self._to_caller(0, lambda: _fail(self._mine.future, error))
 
     def _to_target(self, nbytes: int, action: Callable[[], None]) -> None:
-        self._network.deliver(self._caller.rank, self._target.rank, nbytes, action)
+        self._caller.send_to(self._target, nbytes, action)
 
     def _to_caller(self, nbytes: int, action: Callable[[], None]) -> None:
         self._caller.on_its_way.add(self._mine.future)
-        self._network.deliver(self._target.rank, self._caller.rank, nbytes, action, streamed=self._call.streams)
+        self._target.send_to(self._caller, nbytes, action, streamed=self._call.streams)
 
 
 def _succeed(future: Future[None]) -> None:

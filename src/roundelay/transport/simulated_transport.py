@@ -52,6 +52,23 @@ class SimulatedTransport(Transport):
         self._finished: Future[None] | None = None
         self._finishing_with: tuple[int, ...] = ()
 
+    def peer(self, rank: int) -> SimulatedTransport:
+        """The transport of a peer."""
+        return self.network.transports[rank]
+
+    def send_to(
+        self, target: SimulatedTransport, nbytes: int, action: Callable[[], None], *, streamed: bool = False
+    ) -> None:
+        """Run `action` at the target when a message of this size arrives there; see `SimulatedNetwork.deliver`."""
+        self.network.deliver(self.rank, target.rank, nbytes, action, streamed=streamed)
+
+    def applied(self, exchange: object, correction: Tensor, sign: float) -> None:
+        """An exchange has changed the weights of this learner by `sign` times the correction. For observers."""
+
+    def alters(self, target: SimulatedTransport) -> bool:
+        """Whether the message that travels to the target now is altered on its way."""
+        return False
+
     def pending(self, peers: tuple[int, ...]) -> Future[Any]:
         """A future that fails when one of `peers` is lost or `fail` is called."""
         future: Future[Any] = Future()
@@ -108,7 +125,9 @@ class SimulatedTransport(Transport):
     def fetch(self, peer: int) -> Future[Tensor]:
         """Send an empty request; the reply is the state."""
         future = self.pending((peer,))
-        target = self.network.transports[peer]
+        if future.done():
+            return future
+        target = self.peer(peer)
 
         def replied(state: Tensor) -> None:
             if not future.done():
@@ -116,7 +135,7 @@ class SimulatedTransport(Transport):
 
         def answer(offered: Callable[[], Tensor]) -> None:
             state = offered().clone()
-            self.network.deliver(peer, self.rank, state.nbytes, lambda: replied(state))
+            target.send_to(self, state.nbytes, lambda: replied(state))
 
         def asked() -> None:
             if target._offered is None:
@@ -124,7 +143,7 @@ class SimulatedTransport(Transport):
             else:
                 answer(target._offered)
 
-        self.network.deliver(self.rank, peer, 0, asked)
+        self.send_to(target, 0, asked)
         return future
 
     def swap(self, swap: Swap) -> Future[None]:
@@ -146,8 +165,8 @@ class SimulatedTransport(Transport):
         return future
 
     def _send_swap(self, peer: int, round: int, outgoing: Tensor) -> None:
-        payload, receiver = outgoing.clone(), self.network.transports[peer]
-        self.network.deliver(self.rank, peer, payload.nbytes, lambda: receiver.receive_swap(self.rank, round, payload))
+        payload, receiver = outgoing.clone(), self.peer(peer)
+        self.send_to(receiver, payload.nbytes, lambda: receiver.receive_swap(self.rank, round, payload))
 
     def receive_swap(self, peer: int, round: int, payload: Tensor) -> None:
         """A peer's weights of `round` have arrived."""
@@ -164,7 +183,7 @@ class SimulatedTransport(Transport):
         """The pieces of the request travel, the peer applies them, and the replies travel back at the same time."""
         future = self.pending((peer,))
         if not future.done():
-            SimulatedCall(self, self.network.transports[peer], call, future).start()
+            SimulatedCall(self, self.peer(peer), call, future).start()
         return future
 
     def answer(self, call: SimulatedCall) -> None:

@@ -8,7 +8,6 @@ from roundelay.cluster.rendezvous.budget import LocalBudget, SharedBudget
 
 def test_the_first_size_counts_and_what_each_learner_has_used_adds_up():
     budget = SharedBudget()
-    assert not budget.declared
     budget.declare(0, 4, [1])
     assert not budget.declared_by([0, 1])
     budget.declare(1, 9, [2])

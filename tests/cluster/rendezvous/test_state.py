@@ -236,6 +236,29 @@ def test_a_barrier_opens_when_all_living_learners_wait_and_gives_their_values():
     assert answer["generation"] == 2  # one for the death, one for the barrier
 
 
+def test_a_barrier_s_reply_that_was_lost_with_its_connection_is_sent_again():
+    rendezvous = formed(2)
+    where = {"address": ["host", 7], "value": 5, "lost": [], "generation": 0}
+    first = rendezvous.ask(0, "barrier", **where)
+    rendezvous.ask(1, "barrier", **where)
+    answer = rendezvous.answer(0, first)
+    rendezvous.state.closed(rendezvous.connections[0])
+    again = rendezvous.register(0, generation=0)
+    rendezvous.state.handle(again, {"kind": "barrier", "request": first} | where)
+    assert rendezvous.answer(0, first) == answer
+    assert rendezvous.now(0, "barrier", **where) is None  # the next barrier waits for learner 1
+
+
+def test_a_number_whose_reply_was_lost_with_its_connection_is_given_out_again():
+    rendezvous = formed(2)
+    for learner in (0, 1):
+        rendezvous.now(learner, "budget", total=4, used=[])
+    assert [rendezvous.draw(0, 0), rendezvous.draw(0, 1), rendezvous.draw(1, 0)] == [0, 1, 2]
+    rendezvous.state.closed(rendezvous.connections[0])  # number 1 did not arrive, so learner 0 took 3 by itself
+    rendezvous.register(0, generation=0, used=[0, 3], total=4)
+    assert [rendezvous.draw(1, 1), rendezvous.draw(1, 2)] == [1, None]
+
+
 def test_of_two_learners_that_cannot_reach_each_other_one_is_dropped():
     rendezvous = formed(3)
     lost = {0: [1], 1: [0], 2: []}

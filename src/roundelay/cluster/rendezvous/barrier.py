@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from roundelay.cluster.rendezvous.members import Member, Members
+from roundelay.cluster.rendezvous.messages import Message
 from roundelay.cluster.rendezvous.requests import PendingRequests, Request
 
 
@@ -19,6 +20,7 @@ class Barrier:
 
     def __init__(self, members: Members, requests: PendingRequests, drop: Callable[[int, str, str], None]) -> None:
         self._members, self._requests, self._drop = members, requests, drop
+        self._replied: dict[int, tuple[int, Message]] = {}  # by learner: the number of its last request, and the reply
 
     def open(self) -> bool:
         """Once all living learners wait at the barrier, form the next generation. Returns whether this happened.
@@ -38,10 +40,23 @@ class Barrier:
         for learner, request in waiting.items():
             living[learner].address = request.fields["address"]
         values = {str(learner): request.fields["value"] for learner, request in waiting.items()}
-        for request in waiting.values():
+        reply = {"values": values} | self._members.view()
+        for learner, request in waiting.items():
             self._requests.remove(request)
-            request.reply(values=values, **self._members.view())
+            self._replied[learner] = request.number, reply
+            request.reply(**reply)
         return True
+
+    def repeated(self, request: Request) -> bool:
+        """Whether this request had its reply already, which was lost with a connection; then the reply is sent again."""
+        number, reply = self._replied.get(request.learner, (-1, {}))
+        if request.number == number:
+            request.reply(**reply)
+        return request.number == number
+
+    def forget(self, learner: int) -> None:
+        """The learner is gone; another process may come with its id."""
+        self._replied.pop(learner, None)
 
     def give_up(self, now: float) -> None:
         """Tell learners that have waited long enough which learners have not come."""

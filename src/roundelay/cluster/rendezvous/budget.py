@@ -17,11 +17,6 @@ class SharedBudget:
         self._declared: set[int] = set()
         self._groups: defaultdict[int, set[int]] = defaultdict(set)  # by learner, the groups it has drawn for
 
-    @property
-    def declared(self) -> bool:
-        """Whether a learner has said how large the budget is."""
-        return self._cursor is not None
-
     def declared_by(self, learners: Iterable[int]) -> bool:
         """Whether all of these learners have said which numbers they have used."""
         return self._declared.issuperset(learners)
@@ -43,6 +38,16 @@ class SharedBudget:
         """Record numbers that a learner used while the rendezvous was away."""
         if self._cursor is not None:
             self._cursor.use(numbers)
+
+    def received(self, learner: int, numbers: Iterable[int]) -> None:
+        """A learner that has connected again says which numbers it has; what was sent to it meanwhile may be lost.
+
+        A group of several learners is left as it is: another member may have received what this one has not.
+        """
+        others = set().union(*(groups for other, groups in self._groups.items() if other != learner))
+        for group in self._groups.get(learner, set()) - others:
+            if self._cursor is not None:
+                self._cursor.keep(group, set(numbers))
 
     def draw(self, learner: int, group: int, index: int, done: int) -> tuple[int | None, bool]:
         """The number for draw `index` of `group` (None if none is left), and whether one may still be given back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class Cursor:
@@ -56,6 +56,12 @@ class Cursor:
         for number in unfinished:
             heapq.heappush(self._returned, number)
         return unfinished
+
+    def keep(self, group: int, numbers: Collection[int]) -> None:
+        """The group has received only these numbers. All others were lost on the way, and are given out again."""
+        drawn = self._drawn.get(group, {})
+        for index in [index for index, number in drawn.items() if number not in numbers]:
+            heapq.heappush(self._returned, drawn.pop(index))
 
     def use(self, numbers: Iterable[int]) -> None:
         """Record numbers that learners used without a draw, while the rendezvous was away."""

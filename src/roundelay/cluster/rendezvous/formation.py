@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 from roundelay.cluster.rendezvous.members import RunSpec
 
-FIRST_SAID_S, SAY_EVERY_S = 0.0, 5.0  # when to say which learners are missing: as soon as one has come, then every 5 s
+SAY_EVERY_S = 5.0  # how often it is said that learners are missing, after the first one has come
 # How long learners wait for others after a run with the same identity has finished. They may be learners of that run, which
 # an outside engine has started again.
 AFTER_FINISHED_S = 300.0

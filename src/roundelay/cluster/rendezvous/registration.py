@@ -71,6 +71,8 @@ class Registration:
             self.files[request.learner] = str(host), int(port)
         tables.heartbeats.heard(request.learner)
         tables.budget.use(message.get("used", ()))
+        if known != NEVER_FORMED:
+            tables.budget.received(request.learner, message.get("used", ()))
         tables.requests.add(request)
         self.formation.comes(request.learner, process)
         self.form()

@@ -110,6 +110,8 @@ class RunState:
             self._changes.joined(learner)
         if kind in KINDS:
             request = Request.parsed(connection, learner, message)
+            if kind == "barrier" and self._barrier.repeated(request):
+                return
             if kind == "last_step":
                 self._stop.begun(learner, request.fields["begun"])
             if message.get("timeout_s") is not None:
@@ -189,6 +191,7 @@ class RunState:
     def _remove(self, learner: int) -> list[int]:
         """Forget the learner and its requests; return the numbers that it had drawn but not finished."""
         self._members.remove(learner)
+        self._barrier.forget(learner)
         self._heartbeats.forget(learner)
         self._requests.forget(learner=learner)
         self._registration.update_recovering()

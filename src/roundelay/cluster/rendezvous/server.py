@@ -163,5 +163,7 @@ def open_listener(host: str, port: int = 0) -> socket.socket:
     """A listening socket. Raises LaunchError if the interface or the port cannot be used."""
     try:
         return socket.create_server((host, port), backlog=128)
+    except OverflowError:
+        raise LaunchError(f"cannot listen on {host}:{port}: a port is a number from 0 to 65535") from None
     except OSError as error:
         raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror}; name another interface or port") from None

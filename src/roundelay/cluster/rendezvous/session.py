@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from roundelay.cluster.membership import Address
-from roundelay.cluster.rendezvous.connection import PATIENCE_S, ReconnectingConnection
+from roundelay.cluster.rendezvous.awaited_replies import PATIENCE_S, AwaitedReplies
+from roundelay.cluster.rendezvous.connection import ReconnectingConnection
 from roundelay.cluster.rendezvous.messages import Message, MessageConnection
 from roundelay.cluster.rendezvous.server import RENDEZVOUS
 from roundelay.errors import DroppedError, HandshakeError, LaunchError, RendezvousLostError
@@ -36,7 +37,7 @@ class RendezvousSession:
         self.id: int | None = None
         self.closed = self.failed = False
         try:
-            self._connection = ReconnectingConnection(self._connect, self._received, self._reconnected)
+            self._connection = self._opened()
         except HandshakeError:
             raise
         except OSError as error:
@@ -76,6 +77,10 @@ class RendezvousSession:
         if "refused" in reply:
             raise LaunchError(reply["refused"])
         return reply
+
+    def _opened(self) -> AwaitedReplies:
+        """The connection, which connects again by itself."""
+        return ReconnectingConnection(self._connect, self._received, self._reconnected)
 
     def _connect(self) -> MessageConnection:
         hello = Hello(-1 if self.id is None else self.id, Purpose.RENDEZVOUS, os.getpid(), bytes(16))

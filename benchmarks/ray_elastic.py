@@ -2,8 +2,8 @@
 
     python benchmarks/ray_elastic.py --out benchmarks/results/DATE-ray-elastic.json
 
-Both train the same small model on one host; a step takes 50 ms, emulated by sleeping. A survivor loses the time from its
-last step before the kill to the first step that is new, without one step's time. Ray Train runs DDP with
+Both train the same small model on one host; a step takes 50 ms, emulated by sleeping. A survivor loses its
+longest pause between two new steps after the kill, without one step's time. Ray Train runs DDP with
 `num_workers=(1, 3)` and saves a checkpoint every 20 steps. It starts all workers again from the newest checkpoint, so
 steps that are repeated are lost, too.
 """
@@ -11,6 +11,7 @@ steps that are repeated are lost, too.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -147,15 +148,17 @@ class Killer:
             time.sleep(0.1)
 
     def lost_s(self) -> list[float]:
-        """Seconds that each survivor has lost."""
+        """Seconds that each survivor has lost: its longest pause between two new steps after the kill, without a step's time."""
         self._thread.join()
         lost = []
         for worker in (0, 2):
-            own = [row for row in rows(self._folder) if row["worker"] == worker]
-            before = [row for row in own if row["time"] <= self.killed_at]
-            reached = max(row["step"] for row in before)
-            new = next(row for row in own if row["time"] > self.killed_at and row["step"] > reached)
-            lost.append(new["time"] - before[-1]["time"] - STEP_S)
+            newest, times = -1, []
+            for row in rows(self._folder):
+                if row["worker"] == worker and row["step"] > newest:
+                    newest = int(row["step"])
+                    times.append(row["time"])
+            pauses = [after - before for before, after in itertools.pairwise(times) if after > self.killed_at]
+            lost.append(max(pauses) - STEP_S)
         return lost
 
 

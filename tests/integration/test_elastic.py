@@ -15,6 +15,7 @@ import time
 import pytest
 
 from roundelay.bench.chaos import Fault, run_once
+from roundelay.training import run_directory
 from roundelay.training.metrics import read_rows
 from roundelay.training.recipes import resolve, table_of
 
@@ -250,7 +251,7 @@ def test_a_process_without_the_secret_cannot_join(tmp_path):
     folder = tmp_path / "run"
     with Command("train", "tiny", "--learners", 2, "--slow", "0:8,1:8", "--epochs", 50, "--out", folder) as training:
         training.wait_for(lambda: learners_of(folder) == {0, 1}, "training")
-        address = json.loads((folder / "rendezvous.json").read_text())["address"]
+        address = "{}:{}".format(*run_directory.ticket(folder).address)
         outsider = Command("train", "--join", address, ROUNDELAY_SECRET="00" * 32)
         with outsider:
             said, _ = outsider.process.communicate(timeout=PATIENCE_S)

@@ -162,7 +162,7 @@ def test_a_rendezvous_refuses_a_second_run_and_serves_it_once_the_first_has_ende
             run.wait_for(lambda: trains(first, 0, 1), "training")
             with train(second, strategy, *at, "--seed", 1, **secret) as stranger:
                 assert stranger.ended() == 1
-                assert f"this rendezvous serves the run '{first} " in stranger.said()
+                assert f"this rendezvous serves the run '{first.name} " in stranger.said()
             hurry(first)
             run.finished()
         assert_trained(first, 2, 60)

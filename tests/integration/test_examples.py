@@ -61,6 +61,15 @@ def test_own_loop_under_torchrun(strategy):
     assert accuracies[0] > 85
 
 
+@pytest.mark.slow
+def test_the_elastic_loop_runs_unchanged_under_torchrun():
+    out = run("-m", "torch.distributed.run", "--nproc-per-node", "3", str(EXAMPLES / "05_elastic_loop.py"))
+    accuracies = re.findall(r"mean model: accuracy ([\d.]+)", out)
+    assert len(accuracies) == 3
+    assert len(set(accuracies)) == 1
+    assert float(accuracies[0]) > 0.95
+
+
 def test_a_sharded_model_under_torchrun():
     out = run("-m", "torch.distributed.run", "--nproc-per-node", "4", str(EXAMPLES / "03_fsdp.py"), "--shards", "2")
     accuracies = [float(text) for text in re.findall(r"accuracy of the mean model ([\d.]+)%", out)]

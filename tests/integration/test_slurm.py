@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -192,3 +193,22 @@ def test_a_node_is_drained_and_another_is_lost_and_the_other_learners_train_to_t
     assert cluster.state(job) == "COMPLETED", cluster.log(job)
     cluster.wait_until(lambda: cluster.node_state("n1") == "drained")
     assert cluster.log(job).count(": died (") == 1
+
+
+def test_the_elastic_loop_runs_unchanged_as_tasks_of_srun(cluster):
+    """As the page about clusters says: srun starts one task per learner, and the script sets only the address of the first."""
+    example = Path(__file__).parents[2] / "examples" / "05_elastic_loop.py"
+    script = cluster.folder / "loop.sbatch"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --output=roundelay-%j.log\n"
+        'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT=29500\n'
+        f"srun python {example}\n"
+    )
+    small = ["--ntasks-per-node", "1", "--cpus-per-task", "1", "--nodes", str(NODES)]
+    job = cluster.run("sbatch", "--parsable", *small, str(script))
+    cluster.wait_until(lambda: cluster.state(job) in ("COMPLETED", "FAILED"), job)
+    assert cluster.state(job) == "COMPLETED", cluster.log(job)
+    accuracies = re.findall(r"mean model: accuracy ([\d.]+)", cluster.log(job))
+    assert len(accuracies) == NODES
+    assert len(set(accuracies)) == 1
+    assert float(accuracies[0]) > 0.95

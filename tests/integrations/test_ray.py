@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,9 @@ class TestOneNode:
         assert {learner for learner, _ in seen["reports"]} == {0, 1}
         assert {"steps", "step_s", "exchanges_finished"} <= set(seen["reports"][0][1])
         assert seen["scripted"] == {"0": None, "1": None}
+        accuracies = re.findall(r"mean model: accuracy ([\d.]+)", seen["log"])  # of examples/05_elastic_loop.py
+        assert len(accuracies) == 2 or "repeated 2x" in seen["log"]  # Ray shows equal lines of two actors once
+        assert all(float(each) > 0.95 for each in accuracies)
         assert seen["one"] == {"0": 0}  # learner 1 has raised
         assert "learner 1 is lost: ValueError: as planned" in seen["log"]
         assert "ValueError: as planned" in seen["raised"]

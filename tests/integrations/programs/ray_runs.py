@@ -76,6 +76,8 @@ def simple():
         "import sys, roundelay\nassert sys.argv[1:] == ['--x']\nroundelay.init().close()\n"
     )
     scripted = run(script(str(FOLDER / "script.py"), ["--x"]), learners=2)
+    example = Path(__file__).parents[3] / "examples" / "05_elastic_loop.py"
+    run(script(str(example)), learners=2, open_collectives=True)
     one = run(raises_in_one, learners=2)
     try:
         run(raises_in_all, learners=2)

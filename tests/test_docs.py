@@ -55,6 +55,7 @@ STARTS = (  # the function with which a command, after all checks, starts its wo
     "roundelay.bench.accelerator.run",  # bench accelerator
     "roundelay.bench.network.run",  # bench network
     "roundelay.bench.chaos.run_once",  # chaos
+    "roundelay.simulation.fault_world.FaultWorld.run",  # chaos --simulated
     "roundelay.cluster.rendezvous.server.open_listener",  # rendezvous
     "roundelay.speech.corpora.catalogue.corpus",  # speech corpus
     "roundelay.speech.synth.generate.synth",  # speech corpus synth

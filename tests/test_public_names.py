@@ -129,6 +129,8 @@ FLAGS = {
         "--kill",
         "--freeze",
         "--join",
+        "--campaign",
+        "--every",
         "--simulated",
         "--schedules",
         "--out",

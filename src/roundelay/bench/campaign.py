@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from collections.abc import Sequence
@@ -9,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.bench.chaos import Fault
-from roundelay.bench.fault_outcome import stalled_s
+from roundelay.bench.fault_outcome import CLOCKS_S, NEAR_AFTER_S, step_times
 from roundelay.errors import ConfigError
 from roundelay.training import run_directory
 from roundelay.training.config import Config
-from roundelay.training.metrics import read_rows
+from roundelay.training.metrics import Row, read_rows
 
 SHORT_S, LONG_S = 2.0, 7.0  # a frozen learner is silent for a while, or so long that it is lost
 AWAY = 0.4  # a killed learner is started again after this part of the time between two faults
@@ -51,7 +52,7 @@ def summary(result: dict[str, Any], folder: Path) -> dict[str, Any]:
     rows = list(read_rows(folder / "disturbed" / run_directory.METRICS))
     harmful = [fault for fault in result["faults"] if fault["kind"] != "join"]
     injected = [fault for fault in harmful if fault["happened_s"] is not None]
-    lost_s = sorted(stalled_s(rows, fault["happened_s"], fault["learner"]) for fault in injected)
+    lost_s = sorted(_lost_s(rows, fault, injected) for fault in injected)
     disturbed, undisturbed = result["disturbed"], result["undisturbed"]
     return {
         "planned": len(harmful),
@@ -62,6 +63,20 @@ def summary(result: dict[str, Any], folder: Path) -> dict[str, Any]:
         "valid_loss": [(run["valid"] or {}).get("loss") for run in (disturbed, undisturbed)],
         "elapsed_s": [disturbed["elapsed_s"], undisturbed["elapsed_s"]],
     }
+
+
+def _lost_s(rows: Sequence[Row], fault: dict[str, Any], injected: Sequence[dict[str, Any]]) -> float:
+    """The longest pause of a learner that was not harmed itself, near the fault, minus its median pause."""
+    at_s, longest = fault["happened_s"], 0.0
+    for learner in {row["learner"] for row in rows if row["kind"] == "learner"}:
+        own = [each["happened_s"] for each in injected if each["learner"] == learner]
+        gaps = list(itertools.pairwise(step_times(rows, learner)))
+        usual = statistics.median([after - before for before, after in gaps]) if gaps else 0.0
+        for before, after in gaps:
+            near = after > at_s and before < at_s + NEAR_AFTER_S
+            if near and not any(before - CLOCKS_S < each < after for each in own):
+                longest = max(longest, after - before - usual)
+    return longest
 
 
 def _quantile(values: Sequence[float], q: float) -> float | None:

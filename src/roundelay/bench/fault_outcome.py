@@ -15,7 +15,7 @@ from roundelay.training.metrics import Row, read_rows
 PACE_S = 5.0  # the pace is measured over this many seconds
 RECOVERY_S = 5.0  # this long after a loss is noticed the pace is measured again
 NEAR_BEFORE_S, NEAR_AFTER_S = 6.0, 10.0  # a pause this close to a loss counts as a stall
-_CLOCKS_S = 0.5  # the time of a fault is known to within this many seconds
+CLOCKS_S = 0.5  # the time of a fault is known to within this many seconds
 
 
 def outcome(folder: Path, faults: Sequence[tuple[float, int]]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _event(event: Row, rows: Sequence[Row], faults: Sequence[tuple[float, int]])
 def _began_s(event: Row, faults: Sequence[tuple[float, int]]) -> float:
     """When the fault happened that led to the loss of a learner. The loss of a frozen learner is noticed 5 s later."""
     noticed_s = float(event["elapsed_s"])
-    earlier = [at_s for at_s, _ in faults if at_s <= noticed_s + _CLOCKS_S]
+    earlier = [at_s for at_s, _ in faults if at_s <= noticed_s + CLOCKS_S]
     own = [at_s for at_s, learner in faults if learner == event["learner"] and at_s in earlier]
     return min(noticed_s, max(own or earlier, default=noticed_s))
 
@@ -69,7 +69,7 @@ def pace_after(rows: Sequence[Row], began_s: float, noticed_s: float, lost: int)
         points = [
             (row["elapsed_s"], row["steps"]) for row in rows if row["kind"] == "learner" and row["learner"] == learner
         ]
-        earlier = _pace(points, began_s - _CLOCKS_S - PACE_S, began_s - _CLOCKS_S)
+        earlier = _pace(points, began_s - CLOCKS_S - PACE_S, began_s - CLOCKS_S)
         later = _pace(points, noticed_s + RECOVERY_S, noticed_s + RECOVERY_S + PACE_S)
         if earlier is not None and later is not None:  # a learner that joined or left meanwhile has no ratio
             before, after = before + earlier, after + later
@@ -87,7 +87,7 @@ def stalled_s(rows: Sequence[Row], at_s: float, lost: int) -> float:
     """The longest pause between steps of one of the other learners near a loss, minus its median pause."""
     longest = 0.0
     for learner in {row["learner"] for row in rows if row["kind"] == "learner"} - {lost}:
-        times = _step_times(rows, learner)
+        times = step_times(rows, learner)
         gaps = [(after - before, before, after) for before, after in itertools.pairwise(times)]
         usual = sorted(gap for gap, *_ in gaps)[len(gaps) // 2] if gaps else 0.0
         near = [gap for gap, before, after in gaps if after > at_s - NEAR_BEFORE_S and before < at_s + NEAR_AFTER_S]
@@ -95,7 +95,8 @@ def stalled_s(rows: Sequence[Row], at_s: float, lost: int) -> float:
     return longest
 
 
-def _step_times(rows: Sequence[Row], learner: int) -> list[float]:
+def step_times(rows: Sequence[Row], learner: int) -> list[float]:
+    """The times of the rows in which a learner had taken more steps than before."""
     times, steps = [], -1
     for row in rows:
         if row["kind"] == "learner" and row["learner"] == learner and row["steps"] != steps:

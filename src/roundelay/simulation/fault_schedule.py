@@ -16,6 +16,7 @@ MODES: tuple[Mode, ...] = ("safety", "liveness")
 FAULTS_S, MENDED_S = 7.0, 13.0  # faults begin before the first, and end before the second (with `liveness`)
 GROUP = 2  # learners in a super-learner
 LOCAL_STEPS = 3
+STEPS, EPOCHS = 6, 2  # steps of a learner in an epoch, if all learners are equally fast
 
 STRATEGIES: dict[str, Callable[[Family, int], Strategy]] = {
     "adpsgd": lambda topology, lead: ADPSGD(topology, max_lead=lead),

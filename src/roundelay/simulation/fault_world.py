@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -21,14 +21,13 @@ from roundelay.learner import Learner
 from roundelay.sampler import ElasticSampler
 from roundelay.simulation.elastic_network import RENDEZVOUS, ElasticNetwork
 from roundelay.simulation.elastic_transport import ElasticEndpoint
-from roundelay.simulation.fault_schedule import Schedule, SimulatedFault
-from roundelay.simulation.invariants import Invariants
+from roundelay.simulation.fault_schedule import EPOCHS, STEPS, Schedule, SimulatedFault
+from roundelay.simulation.invariants import Invariants, weights_of
 from roundelay.simulation.simulated_rendezvous import SimulatedClient, SimulatedConnection, SimulatedRendezvous
 from roundelay.simulation.virtual_threads import VirtualProcess
 
 LR, SLOW, DELAY_S = 0.05, 5.0, 1.0
 WIDTH = 2  # weights of the model
-STEPS, EPOCHS = 6, 2  # steps of a learner in an epoch, if all learners are equally fast
 NOTICED_S, AGAIN_S = 0.2, 0.5  # until the launcher notices the end of a process, and starts one again that failed
 SAFETY_END_S, LIVENESS_END_S = 40.0, 150.0
 COLUMN_S, COLUMNS = 0.5, 120  # of the timeline
@@ -54,6 +53,8 @@ class Participant:
         process: on the virtual clock.
         leaving: it is to finish early.
         learner, client, sampler: of the process, as soon as they exist.
+        number: of the batch of its current step.
+        finished: it has got its last consensus.
     """
 
     def __init__(self, world: FaultWorld, id: int, *, joins: bool) -> None:
@@ -65,6 +66,7 @@ class Participant:
         self.client: SimulatedClient | None = None
         self.sampler: ElasticSampler | None = None
         self.finished = False
+        self.number = -1
         self.ended = self.process.start(self._run)
         self.ended.add_done_callback(lambda ended: world.process_over(self))
 
@@ -96,21 +98,32 @@ class Participant:
             self._train(module, optimizer)
             learner.finish()
             if not self.leaving:
-                with learner.consensus() as mean:
-                    world.invariants.consensus(self, mean.get_parameter("weight").detach().clone())
+                own = weights_of(learner).clone()
+                with learner.consensus():
+                    world.invariants.consensus(self, own, module.weight.detach().clone())
                 self.finished = True
 
     def _train(self, module: Point, optimizer: torch.optim.Optimizer) -> None:
+        for number in self._numbers():
+            if self.leaving:
+                return
+            self.number = number
+            loss: Tensor = module.forward(self._world.target(self.id, number))
+            waiting.sleep(self._world.step_s(self.id))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def _numbers(self) -> Iterator[int]:
+        """The batches of this learner. Members of a super-learner need equally many, so there they are dealt out."""
+        schedule = self._world.schedule
+        if schedule.group_size > 1:
+            yield from range(self.id, schedule.learners * STEPS * EPOCHS, schedule.learners)
+            return
         assert self.sampler is not None
         for _ in self.sampler.remaining_epochs():
             for _ in self.sampler:
-                if self.leaving:
-                    return
-                loss: Tensor = module.forward(self._world.target(self.id, self.sampler._drawn[-1]))
-                waiting.sleep(self._world.step_s(self.id))
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                yield self.sampler._drawn[-1]
 
 
 class FaultWorld:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roundelay.errors import LaunchError, PeerLostError, RendezvousLostError, StrategyError, described
+from roundelay.simulation.fault_schedule import EPOCHS, STEPS
 
 if TYPE_CHECKING:
     from roundelay.simulation.elastic_transport import ElasticTransport
@@ -27,6 +28,7 @@ INVARIANTS = {
     "the consensus is exact": "all learners get the same mean, and it is the mean of their weights",
     "every wait ends": "after the last fault all living learners finish the run; no learner ends by an error",
 }
+SOFT = {"join", "slow", "delay", "reconnect", "rendezvous"}  # no exchange fails, and no learner is silent
 ALONE_S = 8.0  # heartbeats are missing for 5 s, then a learner connects again and is told
 EXACT = 1e-9
 
@@ -84,11 +86,9 @@ class Invariants:
         optimizer.register_step_post_hook(lambda *_: self._stepped(participant, module, optimizer))
 
     def _stepped(self, participant: Participant, module: Any, optimizer: Optimizer) -> None:  # noqa: ANN401
-        assert participant.sampler is not None
         assert participant.learner is not None
         self._world.note(participant.id, "step")
-        drawn = participant.sampler._drawn
-        number = drawn[min(participant.sampler._done(), len(drawn) - 1)]
+        number = participant.number
         self._stepped_with.add(number)
         learner = participant.learner
         gradient = module.weight.grad
@@ -104,7 +104,7 @@ class Invariants:
 
     def _check_weights(self, participant: Participant) -> None:
         if participant.name not in self._world.poisoned and not bool(
-            torch.isfinite(_weights(participant.learner)).all()
+            torch.isfinite(weights_of(participant.learner)).all()
         ):
             self.violated("weights are finite", f"learner {participant.id} has non-finite weights")
 
@@ -141,7 +141,8 @@ class Invariants:
     def _check_lead(self, participant: Participant) -> None:
         schedule, learner = self._world.schedule, participant.learner
         assert learner is not None
-        if schedule.strategy == "adpsgd" and schedule.harmless and len(self._world.participants) > 1:
+        begun = {fault.kind for fault in schedule.faults if fault.at_s <= self._world.clock.now()}
+        if schedule.strategy == "adpsgd" and begun <= SOFT and not learner.transport.lost:
             lead = learner.strategy.metrics()["lead_max"]
             if lead > schedule.max_lead:
                 self.violated("lead <= max_lead", f"learner {participant.id} leads by {lead:g} of {schedule.max_lead}")
@@ -189,16 +190,14 @@ class Invariants:
 
     # The end ---------------------------------------------------------------------------------------------------------------
 
-    def consensus(self, participant: Participant, mean: Tensor) -> None:
-        """A learner is in its last consensus, and has got this mean."""
+    def consensus(self, participant: Participant, own: Tensor, mean: Tensor) -> None:
+        """A learner with these weights of its own is in its last consensus, and has got this mean."""
         assert participant.learner is not None
         learner, client = participant.learner, participant.client
         assert client is not None
         assert client.view is not None
-        own = learner.strategy.weights()
-        saved = None if own is None else own.views[0].detach().clone()
-        key = client.view.membership.generation
-        self._consensus.setdefault(key, []).append((mean, saved, learner.strategy.consensus_weight))  # type: ignore[arg-type]
+        found = self._consensus.setdefault(client.view.membership, [])
+        found.append((mean, own, learner.strategy.consensus_weight))
 
     def process_failed(self, participant: Participant) -> None:
         """A process was killed, or ended by an error."""
@@ -225,18 +224,23 @@ class Invariants:
                     "every wait ends",
                     f"learner {learner} has not finished the run; it waits in {participant.process.where()}",
                 )
-        if any(each.finished for each in self._world.participants.values()):
+        finished = any(each.finished for each in self._world.participants.values())
+        if finished and self._world.schedule.group_size == 1:  # otherwise batches are dealt out beforehand
             self._check_samples()
 
     def _check_means(self) -> None:
-        for found in self._consensus.values() if not self._world.poisoned else ():
+        for members, found in self._consensus.items() if not self._world.poisoned else ():
             means = [mean for mean, *_ in found]
             if any(not torch.equal(mean, means[0]) for mean in means):
                 self.violated("the consensus is exact", "two learners have got different means")
+            if self._world.schedule.harmless and len(found) == members.size:
+                exact = torch.stack([weight * own for _, own, weight in found]).sum(0) / sum(
+                    weight for *_, weight in found
+                )
+                if not torch.allclose(means[0], exact, rtol=0, atol=EXACT):
+                    self.violated("the consensus is exact", "what learners have got is not the mean of their weights")
 
     def _check_samples(self) -> None:
-        from roundelay.simulation.fault_world import EPOCHS, STEPS
-
         schedule = self._world.schedule
         unused = [number for number in range(schedule.learners * STEPS * EPOCHS) if number not in self._stepped_with]
         lost = sum(event["event"] in ("died", "dropped") for event in self._world.events) + self._lost
@@ -252,6 +256,7 @@ class Invariants:
             )
 
 
-def _weights(learner: Any) -> Tensor:  # noqa: ANN401
+def weights_of(learner: Any) -> Tensor:  # noqa: ANN401
+    """The weights of a learner in a fault world: the live ones if the strategy has such."""
     flat = learner.strategy.weights()
     return learner.module.weight.detach() if flat is None else flat.views[0].detach()  # type: ignore[no-any-return]

@@ -295,8 +295,7 @@ class ElasticGroup:
 
         If a learner is lost meanwhile, a strategy that re-forms alone computes again without it.
 
-        Raises MembershipChangedError, on all learners, if they must meet first. Raises MissingLearnersError if some have not
-        come within `timeout_s`.
+        Raises MembershipChangedError, on all learners, if they must meet; MissingLearnersError after `timeout_s`.
         """
         assert self._learner is not None
         while True:

@@ -89,12 +89,10 @@ class Invariants:
     def _stepped(self, participant: Participant, module: Any, optimizer: Optimizer) -> None:  # noqa: ANN401
         assert participant.learner is not None
         self._world.note(participant.id, "step")
-        number = participant.number
-        self._stepped_with.add(number)
-        learner = participant.learner
-        gradient = module.weight.grad
+        self._stepped_with.add(participant.number)
+        learner, gradient = participant.learner, module.weight.grad
         if gradient is not None:  # otherwise the step is void: its gradient was dropped
-            self._used[number] += 1
+            self._used[participant.number] += 1
         expected = self._expected.get(learner.transport)
         if expected is not None and gradient is not None:
             expected.expected -= optimizer.param_groups[0]["lr"] * gradient
@@ -234,8 +232,7 @@ class Invariants:
         schedule = self._world.schedule
         unused = [number for number in range(schedule.learners * STEPS * EPOCHS) if number not in self._stepped_with]
         lost = sum(event["event"] in ("died", "dropped") for event in self._world.events) + self._lost
-        strategy = schedule.build()
-        waits = strategy.synchronous or schedule.group_size > 1
+        waits = schedule.build().synchronous or schedule.group_size > 1
         if unused and not (waits and len(unused) <= lost):
             self.violated("every sample is used", f"batches {unused} were never used")
         twice = sum(count - 1 for count in self._used.values() if count > 1)

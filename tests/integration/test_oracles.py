@@ -70,54 +70,44 @@ def test_dpsgd_under_torchrun_equals_the_virtual_world_bit_for_bit(real, name, m
     ("name", "strategy_of"),
     [
         ("allreduce", Allreduce),
-        ("allreduce by gloo", Allreduce),
         ("delay-by-one", DelayByOne),
-        ("delay-by-one by gloo", DelayByOne),
         ("delay-by-one gradients", lambda: DelayByOne("gradients")),
         ("super-learners", lambda: SuperLearner(DPSGD(ring(2)), 2)),
-        ("super-learners by gloo", lambda: SuperLearner(DPSGD(ring(2)), 2)),
     ],
 )
 def test_synchronous_strategies_equal_their_virtual_selves(real, name, strategy_of):
     np.testing.assert_allclose(real[name], virtual(strategy_of), atol=1e-6)
 
 
-WAYS = pytest.mark.parametrize("way", ["", " by gloo"], ids=["shared-memory", "gloo"])  # of summing
-
-
-@WAYS
-def test_delay_by_one_equals_its_recursion(real, way):
+def test_delay_by_one_equals_its_recursion(real):
     everyone = np.full((LEARNERS, LEARNERS), 1 / LEARNERS)
-    np.testing.assert_allclose(real[f"delay-by-one{way}"], recursion(lambda k: everyone, STEPS, LEARNERS), atol=1e-6)
+    np.testing.assert_allclose(real["delay-by-one"], recursion(lambda k: everyone, STEPS, LEARNERS), atol=1e-6)
 
 
-@WAYS
-def test_allreduce_equals_ddp(real, way):
-    np.testing.assert_allclose(real[f"network allreduce{way}"], real["network ddp"], atol=1e-6)
+def test_allreduce_equals_ddp(real):
+    np.testing.assert_allclose(real["network allreduce"], real["network ddp"], atol=1e-6)
 
 
-@WAYS
-def test_allreduce_equals_gradient_descent_on_the_mean(real, way):
+def test_allreduce_equals_gradient_descent_on_the_mean(real):
     H, targets = problem(LEARNERS)
     x, v = np.zeros(H.shape[1]), np.zeros(H.shape[1])
     for _ in range(STEPS):
         v = MOMENTUM * v + (H * (x - targets)).mean(axis=0)
         x = x - LR * v
-    np.testing.assert_allclose(real[f"allreduce{way}"], np.tile(x, (LEARNERS, 1)), atol=1e-6)
+    np.testing.assert_allclose(real["allreduce"], np.tile(x, (LEARNERS, 1)), atol=1e-6)
 
 
-@WAYS
-def test_super_learners_of_two_equal_the_recursion_on_two(real, way):
+def test_super_learners_of_two_equal_the_recursion_on_two(real):
     H, targets = problem(LEARNERS)
     X, V = np.zeros((2, H.shape[1])), np.zeros((2, H.shape[1]))
     for _ in range(STEPS):
         gradients = (H * (np.repeat(X, 2, axis=0) - targets)).reshape(2, 2, -1).mean(axis=1)
         V = MOMENTUM * V + gradients
         X = ring(2).matrix() @ X - LR * V
-    np.testing.assert_allclose(real[f"super-learners{way}"], np.repeat(X, 2, axis=0), atol=1e-6)
+    np.testing.assert_allclose(real["super-learners"], np.repeat(X, 2, axis=0), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["super-learners", "super-learners by gloo", "super-learners adpsgd"])
+@pytest.mark.parametrize("name", ["super-learners", "super-learners adpsgd"])
 def test_members_of_a_super_learner_stay_bit_identical(real, name):
     assert np.array_equal(real[name][0], real[name][1])
     assert np.array_equal(real[name][2], real[name][3])
@@ -133,7 +123,7 @@ def test_consensus_is_the_mean_of_all_learners(real, name):
 def test_exchanges_conserve_the_sum_while_learners_step(real, way):
     expected = (real[f"hammer steps {way} start"] + real[f"hammer steps {way} added"]).sum(axis=0)
     end = real[f"hammer steps {way} end"].sum(axis=0)
-    assert real[f"hammer steps {way} exchanges"].sum() >= 1200
+    assert real[f"hammer steps {way} exchanges"].sum() >= 600
     assert np.abs(end - expected).max() < 1e-6 * np.abs(real[f"hammer steps {way} added"]).max()
 
 

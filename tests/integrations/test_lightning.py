@@ -71,6 +71,14 @@ def test_a_checkpoint_has_the_mean_of_the_learners_beside_it(folder, pattern):
         torch.testing.assert_close(saved["state_dict"][name], value, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("step", [3, 6])
+def test_a_checkpoint_in_a_validation_has_the_mean_and_beside_it_learners_that_differ(folder, step):
+    saved, learners = checkpoint(folder, "in validation", f"*step={step}.ckpt")
+    mean = mean_module([learner["module"] for learner in learners])
+    torch.testing.assert_close(saved["state_dict"]["net.0.weight"], mean["net.0.weight"], rtol=0, atol=1e-6)
+    assert (vector_of(learners[0]) - vector_of(learners[1])).abs().max() > 1e-3
+
+
 def test_a_checkpoint_between_validations_has_the_mean_as_well(folder):
     saved, learners = checkpoint(folder, "adpsgd", "epoch=0-step=5.ckpt")
     mean = mean_module([learner["module"] for learner in learners])
@@ -120,7 +128,10 @@ def test_all_learners_end_with_the_mean(saw):
 def test_validate_test_and_predict_use_the_mean(saw):
     assert saw[0]["validate"] == saw[1]["validate"]
     assert saw[0]["test"] == saw[1]["test"]
-    assert saw[0]["validate"][0]["val_loss"] == pytest.approx(saw[0]["test"][0]["test_loss"])
+    for figure in (saw[0]["validate"][0]["val_loss"], saw[0]["test"][0]["test_loss"]):
+        assert figure == pytest.approx(saw[0]["loss of all"], rel=1e-5), (
+            "sync_dist: the mean over both learners' shares"
+        )
     for rank, each in enumerate(saw):
         torch.testing.assert_close(each["predict"], each["predict expected"], rtol=0, atol=1e-6)
         assert len(each["predict"]) == SAMPLES / LEARNERS, f"learner {rank} has its share"
@@ -135,8 +146,9 @@ def test_steps_are_limited_and_counted_over_a_restart(saw):
     assert [each["adpsgd resumed steps"] for each in saw] == [24, 24]
 
 
-def test_a_link_to_the_last_checkpoint_finds_the_learners(folder):
+def test_a_link_to_the_last_checkpoint_finds_the_learners(folder, saw):
     assert (folder / "adpsgd" / "last.ckpt").is_symlink()
+    assert [each["told after the link"] for each in saw] == [[], []], "no learner begins with the mean"
 
 
 def test_early_stopping_stops_all_learners_after_the_same_epoch(saw):

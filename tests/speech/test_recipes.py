@@ -1,5 +1,9 @@
 """The recipes resolve, and the Switchboard recipe has the settings of the papers."""
 
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -14,6 +18,16 @@ def test_recipes_of_real_corpora_resolve_where_data_is_given(name, tmp_path):
     config = resolve(table_of(name), [("settings.data", str(tmp_path))])
     assert config.settings.corpus == name.partition("/")[0]
     assert (config.strategy, config.topology) == ("adpsgd", "random-ring")
+
+
+def test_the_recipe_for_your_own_recordings_trains_for_hundreds_of_steps(tmp_path):
+    """With a minute of speech, the length of time for which the page gives its number of epochs."""
+    page = (Path(__file__).parents[2] / "docs" / "speech.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    config = resolve(tomllib.loads(recipe), [("settings.data", str(tmp_path))])
+    windows = 60 * 100 / config.settings.window
+    assert config.budget.epochs * windows / (config.learners * config.data.batch) > 200
+    assert (config.settings.labels, config.optimizer.name) == ("flat-start", "adam")
 
 
 def test_the_switchboard_recipe_is_that_of_the_papers(tmp_path):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from roundelay.training import run_directory
 from roundelay.training.recipes import resolve, table_of
 from roundelay.training.supervisor import Supervisor
 from roundelay.training.verdict import sentence as sentence_of
@@ -10,6 +11,13 @@ from roundelay.training.verdict import sentence as sentence_of
 def test_the_command_that_resumes_a_run_is_that_of_train(tmp_path):
     supervisor = Supervisor(resolve(table_of("tiny")), tmp_path / "my run")
     assert supervisor._resume_command == f"roundelay train --out '{tmp_path}/my run' --resume"
+
+
+def test_a_finished_run_that_goes_on_keeps_its_results(tmp_path):
+    (tmp_path / "results.json").write_text("{}")
+    for _ in range(2):  # also if there are none
+        run_directory.set_results_aside(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["results.previous.json"]
 
 
 @pytest.mark.parametrize(

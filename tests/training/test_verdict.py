@@ -25,6 +25,14 @@ def test_after_ctrl_c_the_command_that_resumes_is_the_last_line(ending):
     assert code == 130
 
 
+def test_problems_with_the_data_are_counted_by_kind(ending, tmp_path):
+    (tmp_path / "results.json").write_text('{"valid": {}, "test": {}, "elapsed_s": 1.0}')
+    (tmp_path / "problems.txt").write_text("unknown words: u1: zebra\nunknown words: u2: gnu\nclipped: u3\n")
+    said, code = ending.verdict()
+    assert "problems with the data: 2 × unknown words, 1 × clipped; one line each: " in said
+    assert code == 0
+
+
 def test_a_learner_lost_before_ctrl_c_does_not_make_the_stop_an_error(ending):
     lost = {2: "killed by SIGKILL"}
     said, code = replace(ending, failed=lost, lost_before_stop=frozenset(lost)).verdict()

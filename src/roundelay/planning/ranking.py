@@ -87,7 +87,7 @@ def adam_advice(best: Candidate) -> str | None:
     if best.adam_lr_factor == 1:
         return None
     return (
-        f"With Adam or AdamW, {best.label} needs up to {best.adam_lr_factor:.2g} times the learning rate of DDP, because each "
+        f"With Adam or AdamW, {best.label} may need up to {best.adam_lr_factor:.2g} times the learning rate of DDP, because each "
         "optimizer sees the noise of its own small batch; see docs/strategies/index.md#adam."
     )
 

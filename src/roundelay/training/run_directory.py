@@ -47,6 +47,13 @@ def write(folder: Path, config: Config, command: str, *, simulated: bool = False
     checkpoint.write_whole(folder / MACHINE, json.dumps(described, indent=2).encode())
 
 
+def set_results_aside(folder: Path) -> None:
+    """A run that goes on has no results yet. Those of its end before this one stay in results.previous.json."""
+    results = folder / RESULTS
+    if results.exists():
+        results.replace(results.with_name("results.previous.json"))
+
+
 def wait_for_config(folder: Path, patience_s: float = 10.0) -> None:
     """Wait until the machine that begins the run in `folder` has written the configuration. `table` raises if it has not."""
     deadline = time.monotonic() + patience_s

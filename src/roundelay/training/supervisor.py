@@ -102,7 +102,7 @@ class Supervisor:
         """Connect to the rendezvous of the run, or run it in this process, with a ticket for learners that join later."""
         settings, config = self._settings, self.config
         if not self._joins:
-            (self.folder / run_directory.RESULTS).unlink(missing_ok=True)
+            run_directory.set_results_aside(self.folder)
         if settings.rendezvous is not None:
             identity = self._joins or identity_of(config, self.folder, self._resume)
             security = settings.security.environment()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,8 +99,9 @@ class Ending:
             lines.append(f"learner {learner} was lost on the way ({reason}); logs are in '{self.folder / 'logs'}'")
         problems = self.folder / run_directory.PROBLEMS
         if problems.is_file():
-            count = len(problems.read_text(encoding="utf-8").splitlines())
-            lines.append(f"{count} problems with the data, one line each: '{problems}'")
+            kinds = Counter(line.partition(":")[0] for line in problems.read_text(encoding="utf-8").splitlines())
+            counted = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+            lines.append(f"problems with the data: {counted}; one line each: '{problems}'")
         place = results.get(run_directory.MODEL_PLACE)
         model = f"the model is on {place}" if place else self.folder / run_directory.MODEL
         lines.append(f"finished in {results['elapsed_s']:.1f} s: {model}")

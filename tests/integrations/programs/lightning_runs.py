@@ -126,6 +126,18 @@ def dpsgd() -> None:
     SAW["resumed from the mean"], SAW["told of the mean"] = vector(module.net), messages
 
 
+def saved_in_validation() -> None:
+    """With val_check_interval ModelCheckpoint saves while the module has the mean model."""
+    fitted(
+        RoundelayStrategy(roundelay.DPSGD("ring")),
+        callbacks=[saving("in validation", monitor="val_loss")],
+        enable_checkpointing=True,
+        validate=True,
+        val_check_interval=3,
+        max_epochs=1,
+    )
+
+
 def other_seeds() -> None:
     """Learners that begin with different weights, on their own and on the mean; all end with the mean."""
     rank = int(torch.distributed.get_rank())
@@ -135,6 +147,7 @@ def other_seeds() -> None:
         )
         SAW[f"{evaluate} validated"] = list(module.validated)
         SAW[f"{evaluate} end"] = vector(module.net)
+    SAW["loss of all"] = float(torch.nn.functional.mse_loss(module.net.eval()(data().tensors[0]), data().tensors[1]))
     SAW["validate"] = made.validate(module, loader(), verbose=False)
     SAW["test"] = made.test(module, loader(), verbose=False)
     SAW["predict"] = torch.cat(made.predict(module, loader())).flatten()
@@ -155,7 +168,9 @@ def adpsgd() -> None:
     )
     SAW["adpsgd"] = vector(module.net)
     SAW["adpsgd steps"] = made.global_step
-    module, made = fitted("roundelay_adpsgd", ckpt_path=FOLDER / "adpsgd" / "last.ckpt", max_epochs=4)
+    with told() as messages:
+        module, made = fitted("roundelay_adpsgd", ckpt_path=FOLDER / "adpsgd" / "last.ckpt", max_epochs=4)
+    SAW["told after the link"] = messages
     SAW["adpsgd resumed steps"] = made.global_step
     for name in ("roundelay_delay_by_one", "roundelay_local_sgd"):
         module, made = fitted(name, fast_dev_run=True)
@@ -287,6 +302,7 @@ RUNS = (
     refused_with_an_elastic_sampler,
     as_ddp,
     dpsgd,
+    saved_in_validation,
     other_seeds,
     adpsgd,
     early,

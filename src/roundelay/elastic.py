@@ -295,15 +295,14 @@ class ElasticGroup:
 
         If a learner is lost meanwhile, a strategy that re-forms alone computes again without it.
 
-        Raises MembershipChangedError, on all learners, if they must meet first. Raises MissingLearnersError if some have not
-        come within `timeout_s`.
+        Raises MembershipChangedError, on all learners, if they must meet; MissingLearnersError after `timeout_s`.
         """
         assert self._learner is not None
         while True:
-            view = self.gather(self._cut_off(), timeout_s)
+            view = self.gather(_cut_off(self._learner.transport, self.view), timeout_s)
             living = view.membership.living
             if cut_off := {learner: peers for learner, peers in view.values.items() if peers}:
-                self._wait_for_links(cut_off)
+                _wait_for_links(self.id, self._learner.strategy, cut_off)
                 continue
             if view.addresses != self._grouped:  # a learner that was lost and has come back has a new address
                 self._grouped = view.addresses
@@ -322,22 +321,21 @@ class ElasticGroup:
             if not self._learner.strategy.reforms_alone:
                 raise MembershipChangedError("a learner was lost while all computed together")
 
-    def _cut_off(self) -> list[int]:
-        """Living learners to which this one has no connection."""
-        assert self._learner is not None
-        lost = self._learner.transport.lost
-        return [peer for peer in self.view.membership.living if peer in lost]
 
-    def _wait_for_links(self, cut_off: Mapping[int, list[int]]) -> None:
-        """Some learners cannot reach each other: in a collective they would fail, and all others would wait for them.
+def _cut_off(transport: Transport, view: View) -> list[int]:
+    """Living learners to which this one has no connection."""
+    return [peer for peer in view.membership.living if peer in transport.lost]
 
-        Raises MembershipChangedError if the learners must meet.
-        """
-        assert self._learner is not None
-        if not self._learner.strategy.reforms_alone:
-            raise MembershipChangedError("a learner was lost before all could compute together")
-        log.warning("learner %d waits until all can reach each other; cut off are %s", self.id, cut_off)
-        waiting.sleep(RETRY_S)
+
+def _wait_for_links(learner: int, strategy: Strategy, cut_off: Mapping[int, list[int]]) -> None:
+    """Some learners cannot reach each other: in a collective they would fail, and all others would wait for them.
+
+    Raises MembershipChangedError if the learners must meet.
+    """
+    if not strategy.reforms_alone:
+        raise MembershipChangedError("a learner was lost before all could compute together")
+    log.warning("learner %d waits until all can reach each other; cut off are %s", learner, cut_off)
+    waiting.sleep(RETRY_S)
 
 
 def _unreachable(transport: Transport) -> list[int]:

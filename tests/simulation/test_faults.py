@@ -190,7 +190,7 @@ MUTATIONS = {
         {ALONE, WAITS},
     ),
     "a changed membership is an error": (StrategyRunner, "recover", _raise, {WAITS}),
-    "a consensus begins across a cut": (elastic.ElasticGroup, "_cut_off", lambda group: [], {WAITS}),
+    "a consensus begins across a cut": (elastic, "_cut_off", lambda transport, view: [], {WAITS}),
     "a learner waits for batches that others hold": (
         ElasticSampler,
         "_peek",

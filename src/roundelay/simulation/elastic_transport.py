@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from typing import cast
 
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from roundelay.transport.simulated_transport import SimulatedTransport
 ENDED, OTHER_ADDRESS = "its process ended", "it has come back at another address"
 
 
-class ElasticTransport(SimulatedTransport):
+class ConnectedTransport(SimulatedTransport):
     """One learner's connections to its peers.
 
     Args:
@@ -55,8 +56,10 @@ class ElasticTransport(SimulatedTransport):
         self._finished_peers: set[int] = set()
         self._heartbeats = Heartbeats(network.clock.now)
         self._healing: Healing | None = None
-        process.every(BEAT_S, self._beat, first_s=BEAT_S * network._draw.random())
-        process.on_end.append(self._process_ended)
+
+    @property
+    def _whole(self) -> ElasticTransport:
+        return cast("ElasticTransport", self)
 
     # Connections ---------------------------------------------------------------------------------------------------------
 
@@ -84,7 +87,9 @@ class ElasticTransport(SimulatedTransport):
 
     def _open(self, peer: int) -> bool:
         other = waiting.result(
-            self.network.handshake(self.process, self.rank, self._addresses[peer], lambda other: other.linked(self))
+            self.network.handshake(
+                self.process, self.rank, self._addresses[peer], lambda other: other.linked(self._whole)
+            )
         )
         if other is not None:
             self.linked(other)
@@ -98,7 +103,7 @@ class ElasticTransport(SimulatedTransport):
         self._known.add(other.rank)
         self._heartbeats.heard(other.rank)
         if self._finished is not None:
-            self._say(other, lambda: other._peer_finished(self))
+            self._say(other, lambda: other._peer_finished(self._whole))
         self._tell_arrived()
 
     def _tell_arrived(self) -> None:
@@ -117,7 +122,7 @@ class ElasticTransport(SimulatedTransport):
         self, target: SimulatedTransport, nbytes: int, action: Callable[[], None], *, streamed: bool = False
     ) -> None:
         """A message arrives if neither end has closed the connection meanwhile."""
-        assert isinstance(target, ElasticTransport)
+        target = cast("ElasticTransport", target)
         if target in self._callers or target in self._connected:
             self._send(target, action)
         elif target in self._unsent:
@@ -127,7 +132,7 @@ class ElasticTransport(SimulatedTransport):
             opened = self._opened.get(target.rank, 0)
             address = self._addresses[target.rank]
             self.network.handshake(
-                self.process, self.rank, address, lambda other: other._callers.update({self: None})
+                self.process, self.rank, address, lambda other: other._callers.update({self._whole: None})
             ).add_done_callback(lambda answered: self._requests_opened(target, opened, answered.result()))
 
     def _requests_opened(self, target: ElasticTransport, opened: int, answered: ElasticTransport | None) -> None:
@@ -157,7 +162,7 @@ class ElasticTransport(SimulatedTransport):
 
     def applied(self, exchange: object, correction: Tensor, sign: float) -> None:
         """Tell the observer."""
-        self.network.on_applied(self, exchange, correction, sign)
+        self.network.on_applied(self._whole, exchange, correction, sign)
 
     def alters(self, target: SimulatedTransport) -> bool:
         """Whether a fault alters the message that travels to the target now; only one."""
@@ -165,6 +170,15 @@ class ElasticTransport(SimulatedTransport):
         altered = link in self.network.corrupt
         self.network.corrupt.discard(link)
         return altered
+
+
+class ElasticTransport(ConnectedTransport):
+    """The same with heartbeats, healing and an end."""
+
+    def __init__(self, rank: int, network: ElasticNetwork, process: VirtualProcess, generation: int) -> None:
+        super().__init__(rank, network, process, generation)
+        process.every(BEAT_S, self._beat, first_s=BEAT_S * network._draw.random())
+        process.on_end.append(self._process_ended)
 
     # Heartbeats ----------------------------------------------------------------------------------------------------------
 

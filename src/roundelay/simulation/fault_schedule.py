@@ -128,7 +128,7 @@ class Schedule:
             return None
         if kind == "leave" and self.build().synchronous:  # it stays until all others have finished, too
             return None
-        if kind == "nan" and self.strategy != "adpsgd":  # others mix gradients, or average NaN themselves
+        if kind == "nan" and not self.in_pairs:  # others mix gradients, or average NaN themselves
             return None
         return fault
 
@@ -140,6 +140,11 @@ class Schedule:
     def harmless(self) -> bool:
         """Whether no learner is lost and no exchange fails."""
         return {fault.kind for fault in self.faults} <= HARMLESS
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether learners average in pairs at any time."""
+        return isinstance(self.build(), ADPSGD)
 
     @property
     def group_size(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,7 +52,7 @@ class Invariants:
     """
 
     def __init__(self, world: FaultWorld) -> None:
-        self._world = world
+        self._world, self._in_pairs = world, world.schedule.in_pairs
         self._found: dict[str, str] = {}
         self._expected: dict[object, _Weights] = {}  # by transport
         self._participants: dict[int, Participant] = {}  # by learner: the newest process
@@ -88,12 +89,10 @@ class Invariants:
     def _stepped(self, participant: Participant, module: Any, optimizer: Optimizer) -> None:  # noqa: ANN401
         assert participant.learner is not None
         self._world.note(participant.id, "step")
-        number = participant.number
-        self._stepped_with.add(number)
-        learner = participant.learner
-        gradient = module.weight.grad
+        self._stepped_with.add(participant.number)
+        learner, gradient = participant.learner, module.weight.grad
         if gradient is not None:  # otherwise the step is void: its gradient was dropped
-            self._used[number] += 1
+            self._used[participant.number] += 1
         expected = self._expected.get(learner.transport)
         if expected is not None and gradient is not None:
             expected.expected -= optimizer.param_groups[0]["lr"] * gradient
@@ -142,7 +141,7 @@ class Invariants:
         schedule, learner = self._world.schedule, participant.learner
         assert learner is not None
         begun = {fault.kind for fault in schedule.faults if fault.at_s <= self._world.clock.now()}
-        if schedule.strategy == "adpsgd" and begun <= SOFT and not learner.transport.lost:
+        if self._in_pairs and begun <= SOFT and not learner.transport.lost:
             lead = learner.strategy.metrics()["lead_max"]
             if lead > schedule.max_lead:
                 self.violated("lead <= max_lead", f"learner {participant.id} leads by {lead:g} of {schedule.max_lead}")
@@ -150,7 +149,7 @@ class Invariants:
     # At every exchange -----------------------------------------------------------------------------------------------------
 
     def _attached(self, transport: ElasticTransport) -> None:
-        if self._world.schedule.strategy == "adpsgd":
+        if self._in_pairs:
             self._expected[transport] = _Weights(self._live(transport))
 
     def _live(self, transport: ElasticTransport) -> Tensor:
@@ -158,7 +157,7 @@ class Invariants:
         return begin.__self__._live.flat.views[0].detach()  # type: ignore[no-any-return]
 
     def _applied(self, transport: ElasticTransport, exchange: object, correction: Tensor, sign: float) -> None:
-        if self._world.schedule.strategy != "adpsgd":
+        if not self._in_pairs:
             return
         self._check_balance(transport, exchange, correction, sign)
         expected = self._expected.get(transport)
@@ -215,7 +214,8 @@ class Invariants:
 
     def at_end(self) -> None:
         """Check what holds only when a run is over."""
-        self._check_means()
+        for name, what in wrong_means(self._consensus, self._world):
+            self.violated(name, what)
         if self._world.schedule.mode == "safety":
             return
         for learner, participant in sorted(self._world.participants.items()):
@@ -228,24 +228,11 @@ class Invariants:
         if finished and self._world.schedule.group_size == 1:  # otherwise batches are dealt out beforehand
             self._check_samples()
 
-    def _check_means(self) -> None:
-        for members, found in self._consensus.items() if not self._world.poisoned else ():
-            means = [mean for mean, *_ in found]
-            if any(not torch.equal(mean, means[0]) for mean in means):
-                self.violated("the consensus is exact", "two learners have got different means")
-            if self._world.schedule.harmless and len(found) == members.size:
-                exact = torch.stack([weight * own for _, own, weight in found]).sum(0) / sum(
-                    weight for *_, weight in found
-                )
-                if not torch.allclose(means[0], exact, rtol=0, atol=EXACT):
-                    self.violated("the consensus is exact", "what learners have got is not the mean of their weights")
-
     def _check_samples(self) -> None:
         schedule = self._world.schedule
         unused = [number for number in range(schedule.learners * STEPS * EPOCHS) if number not in self._stepped_with]
         lost = sum(event["event"] in ("died", "dropped") for event in self._world.events) + self._lost
-        strategy = schedule.build()
-        waits = strategy.synchronous or schedule.group_size > 1
+        waits = schedule.build().synchronous or schedule.group_size > 1
         if unused and not (waits and len(unused) <= lost):
             self.violated("every sample is used", f"batches {unused} were never used")
         twice = sum(count - 1 for count in self._used.values() if count > 1)
@@ -260,3 +247,18 @@ def weights_of(learner: Any) -> Tensor:  # noqa: ANN401
     """The weights of a learner in a fault world: the live ones if the strategy has such."""
     flat = learner.strategy.weights()
     return learner.module.weight.detach() if flat is None else flat.views[0].detach()  # type: ignore[no-any-return]
+
+
+def wrong_means(
+    consensus: dict[Any, list[tuple[Tensor, Tensor, float]]], world: FaultWorld
+) -> Iterator[tuple[str, str]]:
+    """What is wrong with the means that learners have got; NaN is no mean."""
+    name = "the consensus is exact"
+    for members, found in consensus.items() if not world.poisoned else ():
+        means = [mean for mean, *_ in found]
+        if any(not torch.equal(mean, means[0]) for mean in means):
+            yield name, "two learners have got different means"
+        if world.schedule.harmless and len(found) == members.size:
+            exact = torch.stack([weight * own for _, own, weight in found]).sum(0) / sum(weight for *_, weight in found)
+            if not torch.allclose(means[0], exact, rtol=0, atol=EXACT):
+                yield name, "what learners have got is not the mean of their weights"

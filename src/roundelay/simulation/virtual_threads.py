@@ -122,7 +122,7 @@ class VirtualThread:
         if self._over:
             return
         if self._thread is None:
-            self._thread = threads.start(f"virtual-{self._process.name}", self._run)
+            self._thread = threads.start("virtual", self._run)
         self._go.release()
         self._parked.acquire()
         if self.ended.done():

@@ -11,7 +11,8 @@ from roundelay.cli import main
 from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.training import checkpoint, run_directory
 from roundelay.training.checkpoint import Checkpoint
-from roundelay.training.recipes import resolve, table_of
+from roundelay.training.recipes import as_table, resolve, table_of
+from roundelay.training.resuming import Resume
 from roundelay.training.supervisor import Supervisor
 from roundelay.training.verdict import Ending
 from roundelay.transport.security import Security
@@ -68,13 +69,15 @@ TICKET = {
 def test_a_prepared_ticket_changes_nothing_in_the_environment(tmp_path, monkeypatch):
     """Only the keys of a secret are read, and no key reaches the environment, which workers inherit."""
     monkeypatch.delenv("ROUNDELAY_SECRET", raising=False)
-    run_directory.begin(tmp_path, resolve(table_of("tiny")), "a test")
+    config = resolve(table_of("tiny"))
+    run_directory.begin(tmp_path, config, "a test")
     document = TICKET | PREPARED | {"security": TICKET["security"] | PREPARED}
     (tmp_path / run_directory.TICKET).write_text(json.dumps(document))
     before, started = dict(os.environ), []
     monkeypatch.setattr(Supervisor, "run", lambda supervisor: started.append(supervisor) or LEFT)
     monkeypatch.setattr(RendezvousClient, "__init__", lambda *_, **__: None)
-    monkeypatch.setattr(RendezvousClient, "ask_for_info", lambda _: {"folder": str(tmp_path), "run": "this one"})
+    info = {"folder": str(tmp_path), "run": "this one", "config": as_table(config)}
+    monkeypatch.setattr(RendezvousClient, "ask_for_info", lambda _: info)
     monkeypatch.setattr(RendezvousClient, "close", lambda *_: None)
     assert main(["train", "--join", str(tmp_path)]) == 0
     assert dict(os.environ) == before
@@ -110,11 +113,12 @@ def test_the_command_that_continues_a_run_is_accepted_as_printed(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ROUNDELAY_SECRET", raising=False)
     (tmp_path / "secret").write_text("5e" * 32)
-    run_directory.begin(tmp_path / "begun", resolve(table_of("tiny")), "a test")
+    config = resolve(table_of("tiny"))
+    run_directory.begin(tmp_path / "begun", config, "a test")
     started = []
     monkeypatch.setattr(Supervisor, "run", lambda supervisor: started.append(supervisor) or LEFT)
     monkeypatch.setattr(RendezvousClient, "__init__", lambda *_, **__: None)
-    monkeypatch.setattr(RendezvousClient, "ask_for_info", lambda _: {"run": "this one"})
+    monkeypatch.setattr(RendezvousClient, "ask_for_info", lambda _: {"run": "this one", "config": as_table(config)})
     monkeypatch.setattr(RendezvousClient, "close", lambda *_: None)
     chosen = Checkpoint(tmp_path, 2600, dict.fromkeys(range(4), ("", "")))
     monkeypatch.setattr(checkpoint, "choose", lambda *_: chosen)
@@ -125,5 +129,16 @@ def test_the_command_that_continues_a_run_is_accepted_as_printed(tmp_path, monke
     assert main(again) == 0
     assert started[1].folder == started[0].folder
     assert started[1]._resume_command == printed
-    if "--join" not in words:
-        assert started[1]._resume_at == 2600
+    if "--rendezvous" in words:  # the machines agree on the newest checkpoint when they have met
+        assert started[1]._resume == Resume(together=True)
+    elif "--join" not in words:
+        assert started[1]._resume == Resume(2600)
+
+
+def test_only_a_run_of_train_can_be_joined_by_train(tmp_path, monkeypatch, mistake):
+    """A rendezvous of `roundelay launch` knows no configuration."""
+    (tmp_path / run_directory.TICKET).write_text(json.dumps(TICKET))
+    monkeypatch.setattr(RendezvousClient, "__init__", lambda *_, **__: None)
+    monkeypatch.setattr(RendezvousClient, "ask_for_info", lambda _: {"run": "a script"})
+    monkeypatch.setattr(RendezvousClient, "close", lambda *_: None)
+    assert "was not started by `roundelay train`" in mistake("train", "--join", str(tmp_path))

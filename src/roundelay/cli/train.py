@@ -195,6 +195,10 @@ def _join_run(args: argparse.Namespace) -> int:
             f"the rendezvous at {address} has no run under way; start one with "
             f"`roundelay train RECIPE --out DIR --rendezvous {address}`"
         )
+    if "config" not in info:
+        raise UsageError(
+            f"the run at {address} was not started by `roundelay train`; start your own script with `roundelay launch`"
+        )
     config = recipes.resolve(info["config"])
     folder = folder or Path(info["folder"])
     allow_open_files(config.learners)

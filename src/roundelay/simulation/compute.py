@@ -106,7 +106,9 @@ def measured(metrics: Path) -> Compute:
         if new > 0:
             times.setdefault(learner, []).extend([max(mean_s * step - computed_s.get(learner, 0.0), 0.0) / new] * new)
             steps[learner], computed_s[learner] = step, mean_s * step
-    return trace([times.get(learner, []) for learner in range(max(times, default=0) + 1)])
+    if not times:
+        raise RoundelayError(f"'{metrics}' has no row of a learner; give metrics.jsonl of a run")
+    return trace([times.get(learner, []) for learner in range(max(times) + 1)])
 
 
 def _rows(metrics: Path) -> list[tuple[int, int, float]]:

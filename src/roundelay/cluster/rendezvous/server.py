@@ -161,9 +161,9 @@ class RendezvousServer:
 
 def open_listener(host: str, port: int = 0) -> socket.socket:
     """A listening socket. Raises LaunchError if the interface or the port cannot be used."""
+    if not 0 <= port <= 65535:  # create_server would raise OverflowError, and leave its socket open
+        raise LaunchError(f"cannot listen on {host}:{port}: a port is a number from 0 to 65535")
     try:
         return socket.create_server((host, port), backlog=128)
-    except OverflowError:
-        raise LaunchError(f"cannot listen on {host}:{port}: a port is a number from 0 to 65535") from None
     except OSError as error:
         raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror}; name another interface or port") from None

@@ -123,7 +123,9 @@ def test_machines_that_were_stopped_resume_from_the_files_that_they_have_togethe
             run.finished()
     assert_gathered(machines.directories, 4, 40)
     events = [row for directory in machines.directories for row in rows_of(directory, "event")]
-    assert [row["samples_seen"] for row in events if row["event"] == "resumed"] == [newest]
+    # Learners that stop leave a few chunks before the last one unused, so they have seen a little less than `newest`.
+    (seen,) = [row["samples_seen"] for row in events if row["event"] == "resumed"]
+    assert max({0, *saved[0], *saved[1]} - {newest}) < seen <= newest
     assert "go on from the mean" not in "".join(map(logs_of, machines.directories))  # every state was found
 
 
@@ -154,10 +156,8 @@ def test_a_machine_goes_on_alone_from_its_own_files_if_that_is_asked_for(tmp_pat
             run.process.send_signal(signal.SIGTERM)
         for run in runs:
             run.ended()
-        left = machines.directories[1]
-        (samples_seen,) = [
-            number for number, found in checkpoint.pieces(left / "checkpoints").items() if len(found) == 2
-        ][-1:]
+        (left,) = (each for each in machines.directories if not trains(each, 0))  # the other one gathers checkpoints
+        samples_seen = max(checkpoint.pieces(left / "checkpoints"))
         machines.hurry()
         alone = ["--learners", 2, "--here", 2, "--rendezvous", machines.address, "--out", left, "--resume"]
         refused = machines.command(*alone)

@@ -69,7 +69,7 @@ class Saver:
             self._save(learner, position, position.done)
         else:
             last = max(position.used, default=-1) + 1
-            self._save(learner, position, client.stop_boundary(default=last))
+            self._save(learner, position, client.stop.boundary(default=last))
 
     def save_end(self, learner: Learner, position: Position) -> None:
         """Take no more steps, and save at the end of the budget."""

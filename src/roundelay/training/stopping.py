@@ -120,7 +120,7 @@ class Stopping:
         """
 
         def last_step(begun: int) -> int:
-            return self._client.last_step(begun) if together and not self.leaves_alone else begun
+            return self._client.stop.last_step(begun) if together and not self.leaves_alone else begun
 
         asked = self.asked
         self._request = StopRequest(last_step)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from roundelay.cluster.rendezvous import client
+from roundelay.cluster.rendezvous import stop_client
 from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.cluster.rendezvous.members import RunSpec
 from roundelay.cluster.rendezvous.messages import packed
@@ -128,12 +128,12 @@ def test_while_the_rendezvous_is_away_learners_draw_their_own_numbers_and_reconn
 
 
 def test_a_request_that_needs_the_rendezvous_waits_for_it_but_not_for_ever(monkeypatch):
-    monkeypatch.setattr(client, "STOPPING_S", 0.2)
+    monkeypatch.setattr(stop_client, "STOPPING_S", 0.2)
     with serving() as server, registered(server) as (first, second):
         server.close()
         wait_until(lambda: not first._connection.connected)
-        assert first.stop_boundary(default=7) == 7
-        assert first.last_step(3) == 3
+        assert first.stop.boundary(default=7) == 7
+        assert first.stop.last_step(3) == 3
         with pytest.raises(RendezvousLostError, match="away for"):
             first._ask("barrier", 0.2, repeat=True, value=None, lost=[], generation=0, address=HERE)
         second.close()

@@ -13,12 +13,11 @@ from roundelay.cluster.rendezvous.budget_client import BudgetClient
 from roundelay.cluster.rendezvous.members import NEVER_FORMED, RunSpec
 from roundelay.cluster.rendezvous.messages import Message
 from roundelay.cluster.rendezvous.session import RendezvousSession
+from roundelay.cluster.rendezvous.stop_client import StopClient
 from roundelay.errors import DroppedError, MissingLearnersError
 from roundelay.transport.security import Security
 
 log = logging.getLogger("roundelay")
-
-STOPPING_S = 5.0  # how long a learner that is to stop waits for a rendezvous that is away
 
 
 class RendezvousClient(RendezvousSession):
@@ -27,7 +26,7 @@ class RendezvousClient(RendezvousSession):
     Methods that need a reply block until it comes. They raise DroppedError if the run goes on without this learner.
     `barrier` and `budget.declare` survive a reconnection, and raise RendezvousLostError only if the rendezvous is
     unreachable for longer than `PATIENCE_S`. `register` and `rejoin` raise it as soon as the connection is lost.
-    `budget.draw`, `last_step` and `stop_boundary` have a fallback instead.
+    `budget.draw`, `stop.last_step` and `stop.boundary` have a fallback instead.
 
     Args:
         address: of the rendezvous.
@@ -37,6 +36,7 @@ class RendezvousClient(RendezvousSession):
 
     Attributes:
         budget: the learner's part of the budget of the run.
+        stop: how learners that stop agree with each other.
         view: the newest view; None before `register`.
         joining: whether the run was under way when this learner registered; False after `ready`, which tells the peers.
         elapsed_s: how long the run had lasted when this learner registered.
@@ -61,7 +61,7 @@ class RendezvousClient(RendezvousSession):
         self._process = ""
         self._files: Address | None = None
         super().__init__(address, security)
-        self.budget = BudgetClient(self._ask, self._position)
+        self.budget, self.stop = BudgetClient(self._ask, self._position), StopClient(self._ask)
 
     def check(self) -> None:
         """Raise DroppedError if the run goes on without this learner."""
@@ -170,29 +170,6 @@ class RendezvousClient(RendezvousSession):
         """
         served = self.ask_for_info().get("files", {})
         return {int(learner): (str(host), int(port)) for learner, (host, port) in served.items()}
-
-    # Stopping ------------------------------------------------------------------------------------------------------------
-
-    def last_step(self, begun: int) -> int:
-        """The number of steps with which this learner's stop group ends, given that this learner has begun `begun`.
-
-        Waits until all of the group have asked. Returns `begun` if the rendezvous is unreachable or has dropped this
-        learner.
-        """
-        try:
-            return int(self._ask("last_step", STOPPING_S, repeat=True, begun=begun)["number"])
-        except ConnectionError:
-            return begun
-
-    def stop_boundary(self, default: int) -> int:
-        """How far the budget was drawn when the first learner asked this: the name of the checkpoint saved at a stop.
-
-        Returns `default` if the rendezvous is unreachable or has dropped this learner.
-        """
-        try:
-            return int(self._ask("stop_boundary", STOPPING_S, repeat=True)["number"])
-        except ConnectionError:
-            return default
 
     # The connection ------------------------------------------------------------------------------------------------------
 

@@ -87,7 +87,9 @@ class Consensus:
         return Mean(weights, _mean_buffers(self._module, transport, members))
 
     def _write(self, mean: Mean) -> None:
-        mean.weights.write(self._runner.replica.tensors())
+        replica = self._runner.replica
+        replica.wait_until_readable()  # the copy of the last step to host memory may still read the weights
+        mean.weights.write(replica.tensors())
         for name, buffer in self._module.named_buffers():
             buffer.copy_(mean.buffers[name])
 

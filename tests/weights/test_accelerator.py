@@ -4,6 +4,7 @@ import functools
 import inspect
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from worlds import LR, train, weights, world
 
 from roundelay import learner as learner_module, weights as weights_package
+from roundelay.consensus import Consensus, Mean
 from roundelay.errors import RefusedError
 from roundelay.learner import Learner
 from roundelay.simulation import learners as simulated_learners
@@ -296,3 +298,20 @@ def test_a_replica_follows_every_correction():
 def test_without_any_single_wait_the_numbers_are_wrong(number):
     wrong = story(without_line(number))
     assert not np.array_equal(wrong, story(without_line(None)), equal_nan=True), SOURCE[number]
+
+
+def test_a_mean_model_waits_until_the_copy_of_the_last_step_has_read_the_weights():
+    """Without the wait, a late copy would take the mean for the learner's own weights, and send it to the neighbours."""
+    module = torch.nn.Linear(3, 2)
+    replica = AcceleratorReplica(module, stream=AdversarialStream)
+    mirror = replica.mirror()
+    replica.begin_step(mirror)
+    with torch.no_grad():
+        module.weight.add_(1.0)
+    stepped = [weight.clone() for weight in replica.tensors()]
+    replica.end_step(mirror)
+    mean = Mean(flat.Flat([torch.zeros_like(weight) for weight in stepped]), {})
+    Consensus(module, SimpleNamespace(replica=replica), None)._write(mean)
+    replica.wait_until_readable()
+    for view, weight in zip(mirror.views, stepped, strict=True):
+        assert torch.equal(view, weight)

@@ -232,7 +232,7 @@ def test_the_command_reports_and_a_failure_prints_the_command_that_replays_it(mo
     assert main(["chaos", "--simulated", "--schedules", "3", "--seed", "7"]) == 0
     assert "3 schedules (seeds 7 to 9)" in capsys.readouterr().out
     monkeypatch.setattr(fault_schedule, "STRATEGIES", {"adpsgd": STRATEGIES["adpsgd"]})
-    monkeypatch.setattr(CallingEnd, "sign", 1.0)
+    monkeypatch.setattr(CallingEnd, "rate", 1 / 3)
     assert main(["chaos", "--simulated", "--schedules", "3", "--seed", "7"]) == 2
     said = capsys.readouterr()
     assert "schedule: " in said.out

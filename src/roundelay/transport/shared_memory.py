@@ -10,7 +10,7 @@ from torch import Tensor
 from roundelay.errors import HandshakeError
 
 _FD_BITS = 31
-_FD = 2**_FD_BITS - 1
+_FD = (1 << _FD_BITS) - 1
 
 
 class SharedMemory:

@@ -117,18 +117,21 @@ class OwnExchanges:
             exchange.over.set_result(None)
 
     def _take_result(self, ended: Future[None], peer: int, buffer: Flat) -> None:
-        try:
-            ended.result()
-        except RefusedError as error:
-            self._count_failed()
-            if error.reason == NON_FINITE:
-                self._live.stop_narrowing()  # a number may be too large for the wire dtype
-        except PeerLostError as error:
+        # Not `result()`: the error's traceback would hold this frame, which holds `ended`, which holds the error. Only the
+        # garbage collector would end that cycle, and the shared memory of the buffer with it.
+        error = ended.exception()
+        if isinstance(error, PeerLostError):
             self._count_failed()
             if error.reason == NO_CALLS or peer in self._transport.lost:  # not if it has come back at another address
                 self._partners.lose(peer, error.reason)
             self._transport.free(buffer.storage)  # a peer that is only frozen may still write to it
             return
+        if isinstance(error, RefusedError):
+            self._count_failed()
+            if error.reason == NON_FINITE:
+                self._live.stop_narrowing()  # a number may be too large for the wire dtype
+        elif error is not None:
+            raise error
         self._buffers.append(buffer)
 
     def _count_failed(self) -> None:

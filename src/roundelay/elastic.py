@@ -132,6 +132,8 @@ class ElasticGroup:
     Attributes:
         id: of this learner.
         view: the view that this learner trains with.
+        has_weights: this learner's weights belong to the run, or did until it was dropped.
+        revived: this learner was dropped, and goes on with its weights, because no other learner was left.
         took_state: whether the last `connect` replaced this learner's state by that of others.
         on_link: called, in a thread of the transport, with a peer and whether it can be reached, when that changes.
         stopping: returns whether this learner was asked to stop; called while the learner waits to reach its peers.
@@ -146,7 +148,7 @@ class ElasticGroup:
         self.id, self.view = client.id, client.view
         self._learner: Follower | None = None
         self._not_reached: Counter[int] = Counter()  # by peer, how often in a row it could not be connected to
-        self.took_state = False
+        self.took_state = self.has_weights = self.revived = False
         self.on_link: Callable[[int, bool], None] = lambda peer, reached: None
         self.stopping: Callable[[], bool] = lambda: False
         self._grouped: dict[int, Address] = {}  # addresses of the learners that collectives were last formed for
@@ -176,12 +178,16 @@ class ElasticGroup:
                 if strategy.reforms_alone and self._client.joining:
                     return self.connect(strategy, ready=False), self._state.steps
                 agreed = self.meet(progress)
-                return self.connect(strategy, ready=progress.ready or progress.initial), agreed.weight_steps
+                ready = progress.ready or progress.initial or self.revived
+                return self.connect(strategy, ready=ready), agreed.weight_steps
             except (DroppedError, PeerLostError, MembershipChangedError) as error:
                 log.warning("learner %d connects again: %s", self.id, error)
                 if isinstance(error, DroppedError) or (strategy.reforms_alone and self._client.joining):
                     progress = replace(progress, ready=False, initial=False)
-                    self.rejoin()
+                    if isinstance(error, DroppedError):
+                        self.rejoin()
+                    else:
+                        self.join_later()
 
     def check(self) -> None:
         """Raise DroppedError if the run goes on without this learner."""
@@ -215,6 +221,7 @@ class ElasticGroup:
         except BaseException as error:
             transport.close(described(error))
             raise
+        self.has_weights = True
         return transport
 
     def _wait_for_all(self, transport: Transport) -> None:
@@ -234,7 +241,18 @@ class ElasticGroup:
         """
         if self._client.dropped == STARTED_AGAIN:
             raise LaunchError(f"learner {self.id} ends, because {STARTED_AGAIN}: a run has one process per learner")
-        self.view = self._client.rejoin(self._endpoint.open())
+        self.view = self._client.rejoin(self._endpoint.open(), weights=self.has_weights)
+        self.revived = not self._client.joining
+
+    def join_later(self, unreached: str = "the others") -> None:
+        """Register again after a while: this learner joins, and cannot reach `unreached`.
+
+        Raises LaunchError if this learner was asked to stop, or if no learner is left that it could join.
+        """
+        if self.stopping():
+            raise LaunchError(f"learner {self.id} leaves, because it cannot reach {unreached}")
+        waiting.sleep(RETRY_S)
+        self.rejoin()
 
     # Meetings ------------------------------------------------------------------------------------------------------------
 
@@ -247,6 +265,7 @@ class ElasticGroup:
         """
         self._client.on_view = lambda view, reason: None  # the meeting gives the newest view
         self._wait_until_reachable()
+        progress = replace(progress, ready=progress.ready or self.revived, earlier=self.has_weights)
         lost = _unreachable(self._learner.transport) if self._learner and progress.ready else []
         lost += [peer for peer, times in self._not_reached.items() if times > 1]
         generation = self.view.membership.generation
@@ -266,13 +285,10 @@ class ElasticGroup:
             cut_off = [peer for peer, address in others.items() if not self._endpoint.reaches(self.id, peer, address)]
             if not cut_off:
                 return
-            if self.stopping():
-                raise LaunchError(f"learner {self.id} leaves, because it cannot reach learners {cut_off}")
             if not said:
                 said = True
                 log.warning("learner %d cannot reach learners %s, and tries again until it can", self.id, cut_off)
-            waiting.sleep(RETRY_S)
-            self.rejoin()
+            self.join_later(f"learners {cut_off}")
 
     # While it trains ------------------------------------------------------------------------------------------------------------
 

@@ -129,7 +129,7 @@ class StrategyRunner:
             raise error
         log.warning("learner %d meets the others: %s", self.peers.transport.rank, error)
         self._behind = self.peers.reconnect(group, error, ready=not dropped)
-        if group.took_state:
+        if group.took_state or dropped:  # the batch of a learner that was dropped is given to another one
             self._void = True
             for weight in self.replica.weights:
                 weight.grad = None

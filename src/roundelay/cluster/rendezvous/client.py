@@ -104,14 +104,19 @@ class RendezvousClient(RendezvousSession):
         self._run, self._process, self._files = asdict(run), process, files
         return self._register(address, wanted, joins=joins, again=again)
 
-    def rejoin(self, address: Address) -> View:
-        """Register again after DroppedError, with the same id."""
-        return self._register(address, self.id, joins=True)
+    def rejoin(self, address: Address, *, weights: bool) -> View:
+        """Register again after DroppedError, with the same id.
 
-    def _register(self, address: Address, wanted: int | None, *, joins: bool, again: bool = False) -> View:
+        If this learner has `weights` of the run, and all others were lost, too, it goes on with them: `joining` is False.
+        """
+        return self._register(address, self.id, joins=True, weights=weights)
+
+    def _register(
+        self, address: Address, wanted: int | None, *, joins: bool, again: bool = False, weights: bool = False
+    ) -> View:
         self._own_address, self._connection.dropped = address, None
         fields: Message = {"id": wanted, "address": address, "generation": NEVER_FORMED, "run": self._run}
-        fields |= {"joins": joins, "again": again, "process": self._process, "files": self._files}
+        fields |= {"joins": joins, "again": again, "weights": weights, "process": self._process, "files": self._files}
         reply = self._ask("register", **fields)
         self.id, self.view = int(reply["id"]), View.from_message(reply)
         self.joining = bool(reply["joining"])

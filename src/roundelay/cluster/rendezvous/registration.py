@@ -59,13 +59,17 @@ class Registration:
         if formed and known != NEVER_FORMED and wanted not in tables.members.living:
             request.reply(dropped=tables.changes.reason_lost(wanted))
             return
-        joining = formed and known == NEVER_FORMED
+        joining, has_weights = formed and known == NEVER_FORMED, bool(message.get("weights"))
         if joining and wanted in tables.members.living:  # the learner was restarted before its death was noticed
             self._drop(wanted, "died", STARTED_AGAIN)
         request.learner = tables.members.assign_id(wanted)
         if not formed and known != NEVER_FORMED:
             self._recover(message, known)
-        tables.members.attach(request.learner, connection, address, joining=joining, process=process)
+        revived = joining and has_weights and not tables.members.living
+        member = Member(address, connection, process=process, has_weights=has_weights)
+        tables.members.attach(request.learner, member, joining=joining and not revived)
+        if revived:
+            tables.changes.joined(request.learner)
         if message.get("files") is not None:
             host, port = message["files"]
             self.files[request.learner] = str(host), int(port)

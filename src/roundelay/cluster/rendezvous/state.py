@@ -77,7 +77,8 @@ class RendezvousState:
                 "that run has ended, or start another rendezvous"
             )
             return False
-        if message.get("joins") and (self._run.over or not formed):
+        joinable = self._run.can_be_revived if message.get("weights") else self._run.can_be_joined
+        if message.get("joins") and not joinable:
             request.reply(
                 refused="the run has no learner left that this one could join: all have finished or were lost; "
                 "resume the run, or start a new one"

@@ -11,7 +11,7 @@ from learner_states import StateTransport, bytes_of, training_state
 
 from roundelay.cluster.membership import Membership, View
 from roundelay.elastic import ElasticGroup
-from roundelay.errors import DroppedError, LaunchError, MembershipChangedError, PeerLostError
+from roundelay.errors import DroppedError, LaunchError, MembershipChangedError, MissingLearnersError, PeerLostError
 from roundelay.meeting import Progress
 from roundelay.transport.heartbeats import NO_HEARTBEAT
 
@@ -23,6 +23,7 @@ class Client:
         self.id, self.view, self.views, self.joining = learner, view, list(views), joining
         self.calls, self.barriers = [], []
         self.on_view = self.dropped = None
+        self.begun = True
 
     def barrier(self, generation, value=None, lost=(), address=None, timeout_s=None):
         self.barriers.append((generation, value, list(lost), address))
@@ -274,6 +275,25 @@ def test_a_learner_that_joins_asks_again_for_the_others_until_one_of_them_sends_
     client.rejoin = again
     group.enter(strategy(reforms_alone=True), ready=False, steps=0, agreement="")
     assert torch.equal(module.weight, torch.full((1, 2), 5.0))
+
+
+def test_a_consensus_waits_for_a_cut_link_no_longer_than_its_budget(monkeypatch):
+    monkeypatch.setattr("roundelay.elastic.RETRY_S", 0.01)
+    cut = view_of([0, 1], 2, {0: {"gathered": [1]}, 1: {"gathered": []}})
+    client = Client(0, view_of([0, 1]), *[cut] * 100)
+    group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1])
+    group._learner = SimpleNamespace(transport=Transport(lost={1: "cut"}), strategy=strategy(reforms_alone=True))
+    with pytest.raises(MissingLearnersError, match="missing: 1"):
+        group.together(lambda living: None, timeout_s=0.05)
+    assert 1 < len(client.barriers) < 20
+
+
+def test_a_learner_that_joins_waits_until_the_others_have_begun():
+    client = Client(2, view_of([0, 1, 2]), joining=True)
+    client.begun = False
+    group = ElasticGroup(client, Endpoint(Transport({1: bytes_of(5.0)})), training_state(0.0)[1])
+    with pytest.raises(PeerLostError, match="not begun"):
+        group.connect(strategy(reforms_alone=True), ready=False)
 
 
 def test_a_learner_that_cannot_reach_the_others_leaves_when_it_is_asked_to():

@@ -20,7 +20,14 @@ from roundelay.cluster.endpoint import Endpoint
 from roundelay.cluster.membership import Address, Membership, View
 from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.cluster.rendezvous.members import STARTED_AGAIN
-from roundelay.errors import DroppedError, LaunchError, MembershipChangedError, PeerLostError, described
+from roundelay.errors import (
+    DroppedError,
+    LaunchError,
+    MembershipChangedError,
+    MissingLearnersError,
+    PeerLostError,
+    described,
+)
 from roundelay.meeting import CONNECTED, GATHERED, Progress, agreed_progress, check_groups, progress_in, values_in
 from roundelay.state_transfer import take_mean, take_newest
 from roundelay.strategies.base import Strategy
@@ -203,6 +210,8 @@ class ElasticGroup:
         Raises PeerLostError or MembershipChangedError if the membership changes meanwhile.
         """
         joining = strategy.reforms_alone and not ready
+        if joining and not self._client.begun:  # the others still meet to begin, and this learner would hold them up
+            raise PeerLostError(self.view.membership.living[0], "it has not begun to train")
         self.took_state, self._grouped = False, {}
         try:
             transport = self._endpoint.connect(self.id, self.view, joining=joining)
@@ -314,10 +323,13 @@ class ElasticGroup:
         Raises MembershipChangedError, on all learners, if they must meet; MissingLearnersError after `timeout_s`.
         """
         assert self._learner is not None
+        begun = waiting.now()
         while True:
             view = self.gather(_cut_off(self._learner.transport, self.view), timeout_s)
             living = view.membership.living
             if cut_off := {learner: peers for learner, peers in view.values.items() if peers}:
+                if timeout_s is not None and waiting.now() - begun >= timeout_s:
+                    raise MissingLearnersError(timeout_s, sorted(set().union(*cut_off.values())))
                 _wait_for_links(self.id, self._learner.strategy, cut_off)
                 continue
             if view.addresses != self._grouped:  # a learner that was lost and has come back has a new address

@@ -120,7 +120,9 @@ class Invariants:
         first, known = self._members.setdefault(members.generation, (participant.id, set(members.living)))
         # A learner that joins adds itself to the view of the others, until it is told the next one.
         if not known ^ set(members.living) <= {first, participant.id}:
-            what = f"generation {members.generation} has the members {known} for learner {first}, and {members.living} for"
+            what = (
+                f"generation {members.generation} has the members {known} for learner {first}, and {members.living} for"
+            )
             self.violated("generations never fork", f"{what} learner {participant.id}")
 
     def _check_known(self, participant: Participant) -> None:
@@ -234,7 +236,7 @@ class Invariants:
         if unused and not (waits and len(unused) <= lost):
             self.violated("every sample is used", f"batches {unused} were never used")
         twice = sum(count - 1 for count in self._used.values() if count > 1)
-        away = any(fault.kind in ("rendezvous", "reconnect", "partition") for fault in schedule.faults)
+        away = any(fault.kind in ("rendezvous", "stall", "reconnect", "partition") for fault in schedule.faults)
         if twice > lost and not away:
             self.violated(
                 "every sample is used", f"{twice} batches were used twice, but only {lost} learners were lost"

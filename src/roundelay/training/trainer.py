@@ -118,7 +118,9 @@ class Trainer:
                 dropped = self.part.reforms_alone and self._client.joining
                 if (self.part.reforms_alone and self.part.began and not dropped) or not self._elastic:
                     raise
-                log.warning("learner %d %s: %s", self._group.id, "joins again" if dropped else "meets the others", error)
+                log.warning(
+                    "learner %d %s: %s", self._group.id, "joins again" if dropped else "meets the others", error
+                )
             self.optimizer.zero_grad()
 
     def _take_part(self) -> bool:

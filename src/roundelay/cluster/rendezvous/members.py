@@ -121,6 +121,11 @@ class Members:
         return learner
 
     @property
+    def begun(self) -> bool:
+        """Whether a living learner trains already."""
+        return any(member.adopted != NEVER_FORMED for member in self.living.values())
+
+    @property
     def weights_remain(self) -> bool:
         """Whether a learner that joins can take the weights of this run from another one."""
         return bool(self.living) or any(member.has_weights for member in self.joining.values())

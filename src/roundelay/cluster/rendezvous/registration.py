@@ -115,7 +115,7 @@ class Registration:
         if joining is not None:
             view["living"][str(learner)] = joining.address
         more = {"id": learner, "elapsed_s": self._now() - self._formed_at, "given": self._tables.budget.given}
-        return view | more | {"joining": joining is not None}
+        return view | more | {"joining": joining is not None, "begun": members.begun}
 
     def _adopt(self, run: RunSpec) -> None:
         self.formation.adopt(run)

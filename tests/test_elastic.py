@@ -12,6 +12,7 @@ from learner_states import StateTransport, bytes_of, training_state
 from roundelay.cluster.membership import Membership, View
 from roundelay.elastic import ElasticGroup
 from roundelay.errors import DroppedError, LaunchError, MembershipChangedError, MissingLearnersError, PeerLostError
+from roundelay.group_computation import together
 from roundelay.meeting import Progress
 from roundelay.transport.heartbeats import NO_HEARTBEAT
 
@@ -278,13 +279,13 @@ def test_a_learner_that_joins_asks_again_for_the_others_until_one_of_them_sends_
 
 
 def test_a_consensus_waits_for_a_cut_link_no_longer_than_its_budget(monkeypatch):
-    monkeypatch.setattr("roundelay.elastic.RETRY_S", 0.01)
+    monkeypatch.setattr("roundelay.group_computation.RETRY_S", 0.01)
     cut = view_of([0, 1], 2, {0: {"gathered": [1]}, 1: {"gathered": []}})
     client = Client(0, view_of([0, 1]), *[cut] * 100)
     group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1])
-    group._learner = SimpleNamespace(transport=Transport(lost={1: "cut"}), strategy=strategy(reforms_alone=True))
+    group.learner = SimpleNamespace(transport=Transport(lost={1: "cut"}), strategy=strategy(reforms_alone=True))
     with pytest.raises(MissingLearnersError, match="missing: 1"):
-        group.together(lambda living: None, timeout_s=0.05)
+        together(group, lambda living: None, timeout_s=0.05)
     assert 1 < len(client.barriers) < 20
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from roundelay import consensus, elastic
+from roundelay import consensus, group_computation
 from roundelay.cli import main
 from roundelay.cluster.rendezvous.awaited_replies import AwaitedReplies
 from roundelay.cluster.rendezvous.barrier import Barrier
@@ -190,7 +190,7 @@ MUTATIONS = {
         {ALONE, WAITS},
     ),
     "a changed membership is an error": (StrategyRunner, "recover", _raise, {WAITS}),
-    "a consensus begins across a cut": (elastic, "_cut_off", lambda transport, view: [], {WAITS}),
+    "a consensus begins across a cut": (group_computation, "_cut_off", lambda transport, view: [], {WAITS}),
     "a learner waits for batches that others hold": (
         ElasticSampler,
         "_peek",

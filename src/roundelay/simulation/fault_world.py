@@ -241,7 +241,10 @@ class FaultWorld:
             "kill": (process.end, None),
             "restart": (process.end, lambda: self._start(learner, joins=True)),
             "freeze": (process.freeze, process.wake),
-            "freeze-all": (lambda: [each.freeze() for each in everyone], lambda: [each.wake() for each in everyone]),
+            "freeze-all": (
+                partial(_all, [each.freeze for each in everyone]),
+                partial(_all, [each.wake for each in everyone]),
+            ),
             "join": (lambda: self._start(max(self.participants) + 1, joins=True), None),
             "leave": (participant.leave, None),
             "slow": (lambda: self._slow.add(learner), lambda: self._slow.discard(learner)),
@@ -269,6 +272,11 @@ class FaultWorld:
 def _each(change: Callable[[int, int], None], links: list[tuple[int, int]]) -> None:
     for link in links:
         change(*link)
+
+
+def _all(actions: list[Callable[[], None]]) -> None:
+    for action in actions:
+        action()
 
 
 def shrunk(schedule: Schedule) -> Schedule:

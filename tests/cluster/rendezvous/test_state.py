@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from roundelay.cluster.rendezvous.formation import AFTER_FINISHED_S
 from roundelay.cluster.rendezvous.members import NEVER_FORMED
-from roundelay.cluster.rendezvous.run_state import ALL_SILENT_S, AWAY_S
+from roundelay.cluster.rendezvous.silence import ALL_SILENT_S, AWAY_S
 from roundelay.cluster.rendezvous.state import RendezvousState
 from roundelay.transport.heartbeats import BEAT_S, LOST_AFTER_S
 

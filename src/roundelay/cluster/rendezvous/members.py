@@ -126,9 +126,9 @@ class Members:
         return any(member.adopted != NEVER_FORMED for member in self.living.values())
 
     @property
-    def weights_remain(self) -> bool:
-        """Whether a learner that joins can take the weights of this run from another one."""
-        return bool(self.living) or any(member.has_weights for member in self.joining.values())
+    def with_weights(self) -> set[int]:
+        """Learners from which one that joins can take the weights of this run, now or when they have joined again."""
+        return {*self.living, *(learner for learner, member in self.joining.items() if member.has_weights)}
 
     def attach(self, learner: int, member: Member, *, joining: bool) -> None:
         """Add the learner, or give a known one a new connection."""

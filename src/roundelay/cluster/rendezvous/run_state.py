@@ -19,12 +19,8 @@ from roundelay.cluster.rendezvous.registration import Registration
 from roundelay.cluster.rendezvous.requests import KINDS, PendingRequests, Request
 from roundelay.cluster.rendezvous.run_stop import RunStop
 from roundelay.cluster.rendezvous.run_tables import RunTables
-from roundelay.transport.heartbeats import NO_HEARTBEAT, SILENT_AFTER_S, Heartbeats
-
-AWAY_S = 2.0  # a learner whose connection broke may come back within this time
-# If all learners are silent at once, they stand still together, or the rendezvous is cut off. That time counts against none of
-# them, up to this limit.
-ALL_SILENT_S = 60.0
+from roundelay.cluster.rendezvous.silence import Silence
+from roundelay.transport.heartbeats import Heartbeats
 
 
 class RunState:
@@ -49,13 +45,14 @@ class RunState:
         after_finished: bool = False,
     ) -> None:
         self.finished = False
-        self._now, self._heard_at = now, now()
+        self._now = now
         self._members, self._requests = Members(first_generation), PendingRequests()
         self._changes = MembershipChanges(self._members, now, on_event)
         self._budget, self._stop, self._heartbeats = SharedBudget(), RunStop(self._members), Heartbeats(now)
         tables = RunTables(self._members, self._requests, self._changes, self._budget, self._stop, self._heartbeats)
         self._registration = Registration(now, tables, self._drop, after_finished=after_finished)
         self._formation = self._registration.formation
+        self._silence = Silence(self._members, self._heartbeats, now)
         self._barrier = Barrier(self._members, self._requests, self._drop)
 
     @property
@@ -74,15 +71,9 @@ class RunState:
         """Whether all learners of the run have left or are lost."""
         return not self._members.living and not self._members.joining
 
-    @property
-    def can_be_joined(self) -> bool:
-        """Whether a learner without weights can take those of the run from another learner."""
-        return self._members.formed and self._members.weights_remain
-
-    @property
-    def can_be_revived(self) -> bool:
-        """Whether a learner that was dropped, and has weights, can go on with the run."""
-        return self._members.formed and not self.finished
+    def can_be_joined(self, *, with_weights: bool) -> bool:
+        """Whether a learner can join. One `with_weights` of the run was dropped; it needs no others unless they have finished."""
+        return self._members.formed and (not self.finished if with_weights else bool(self._members.with_weights))
 
     @property
     def given_up(self) -> bool:
@@ -162,32 +153,16 @@ class RunState:
 
     def tick(self) -> None:
         """To be called about once a heartbeat: drop learners that are silent or away for too long."""
-        self._drop_silent()
-        now = self._now()
-        for learner, member in list(self._members.living.items()):
-            member.away_since += self._heartbeats.stood_still_s
-            if member.connection is None and now - member.away_since > AWAY_S:
-                self._drop(learner, "died", f"its connection broke and it did not come back within {AWAY_S:g} s")
+        for learner, event, reason in self._silence.lost():
+            if learner in self._members.living:
+                self._drop(learner, event, reason)
+            else:
+                self._members.end_joining(learner)
         if not self._members.formed and (missing := self._formation.missing(self._members.living)):
             self._changes.report("waiting", None, missing)
         self._registration.form()
         self._reply_where_possible()
         self._barrier.give_up(self._now())
-
-    def _drop_silent(self) -> None:
-        living, joining = self._members.living, self._members.joining
-        lost, silent = self._heartbeats.lost(), self._heartbeats.unheard_for(SILENT_AFTER_S)
-        with_weights = {*living, *(learner for learner, member in joining.items() if member.has_weights)}
-        if with_weights - set(silent):
-            self._heard_at = self._now()
-        elif self._now() - self._heard_at < ALL_SILENT_S:
-            self._heartbeats.excuse_all()
-            return
-        for learner in lost:
-            if learner in living:
-                self._drop(learner, "dropped", NO_HEARTBEAT)
-            else:
-                self._members.end_joining(learner)
 
     # Membership ----------------------------------------------------------------------------------------------------------
 

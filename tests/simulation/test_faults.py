@@ -167,7 +167,7 @@ MUTATIONS = {
     ),
     "NaN is accepted": (pair_exchange, "all_finite", lambda tensors: True, {FINITE}),
     "a checksum is not compared": (simulated_call, "checksum", lambda tensor: b"", {SUM}),
-    "missing heartbeats are ignored": (Heartbeats, "_unheard_for", lambda heartbeats, seconds: [], {WAITS}),
+    "missing heartbeats are ignored": (Heartbeats, "unheard_for", lambda heartbeats, seconds: [], {WAITS}),
     "a number is given out twice": (Cursor, "draw", _given_twice, {SAMPLES}),
     "the cursor skips a number": (Cursor, "_advance", _skips_a_number, {SAMPLES}),
     "numbers of a lost learner are not given back": (

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from roundelay import consensus, elastic
+from roundelay import consensus, group_computation
 from roundelay.cli import main
 from roundelay.cluster.rendezvous.awaited_replies import AwaitedReplies
 from roundelay.cluster.rendezvous.barrier import Barrier
@@ -162,7 +162,7 @@ MUTATIONS = {
     "the difference changes on its way": (CallingEnd, "_difference", lambda end, k: end._d[k] * 0.9, {SUM}),
     "NaN is accepted": (pair_exchange, "_is_finite", lambda difference, norm: True, {FINITE}),
     "a checksum is not compared": (simulated_call, "checksum", lambda tensor: b"", {SUM}),
-    "missing heartbeats are ignored": (Heartbeats, "_unheard_for", lambda heartbeats, seconds: [], {WAITS}),
+    "missing heartbeats are ignored": (Heartbeats, "unheard_for", lambda heartbeats, seconds: [], {WAITS}),
     "a number is given out twice": (Cursor, "draw", _given_twice, {SAMPLES}),
     "the cursor skips a number": (Cursor, "_advance", _skips_a_number, {SAMPLES}),
     "numbers of a lost learner are not given back": (
@@ -185,7 +185,7 @@ MUTATIONS = {
         {ALONE, WAITS},
     ),
     "a changed membership is an error": (StrategyRunner, "recover", _raise, {WAITS}),
-    "a consensus begins across a cut": (elastic, "_cut_off", lambda transport, view: [], {WAITS}),
+    "a consensus begins across a cut": (group_computation, "_cut_off", lambda transport, view: [], {WAITS}),
     "a learner waits for batches that others hold": (
         ElasticSampler,
         "_peek",

@@ -28,6 +28,7 @@ class Participation:
         group: the learners that train together.
 
     Attributes:
+        strategy: only to read its properties; each connection has a new one.
         synchronous: whether learners wait for each other.
         reforms_alone: whether learners follow a changed membership without a meeting.
         world: rank and size at the moment.
@@ -40,8 +41,8 @@ class Participation:
         self, config: Config, samples: int, world: World, client: RendezvousClient, group: ElasticGroup
     ) -> None:
         self._config, self._samples, self._client, self._group = config, samples, client, group
-        strategy = strategy_of(config, world.local_size)  # only to read its properties: each connection has a new one
-        self.synchronous, self.reforms_alone = strategy.synchronous, strategy.reforms_alone
+        self.strategy = strategy_of(config, world.local_size)
+        self.synchronous, self.reforms_alone = self.strategy.synchronous, self.strategy.reforms_alone
         self.world = world
         self.partition = self._partition()
         self.began = False

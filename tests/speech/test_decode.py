@@ -14,7 +14,7 @@ from roundelay.speech.hmm import Monophones, frame_labels, log_priors, self_loop
 from roundelay.speech.score import score
 from roundelay.speech.segments import segments
 from roundelay.speech.tree_growing import ContextStatistics, decision_tree
-from roundelay.speech.tuning import tuned
+from roundelay.speech.tuning import Trial, _best, tuned
 from roundelay.speech.word_times import word_times
 
 TYING = Monophones(LEXICON.phones, states_per_phone=2)
@@ -150,6 +150,20 @@ def test_tuning_takes_the_scales_with_the_fewest_errors():
     chosen = [trial for trial in trials if trial.scales == decoder.scales]
     assert chosen[0].wer == min(trial.wer for trial in trials)
     assert decoder.scales.acoustic > 0.01
+
+
+@pytest.mark.parametrize(
+    ("wers", "chosen"),
+    [
+        ([9, 5, 9, 6, 6, 6, 9], 4),  # not the single good setting between two bad ones
+        ([3, 4, 5], 0),
+        ([5, 4, 3], 2),
+        ([7, 7, 7], 1),
+    ],
+)
+def test_a_setting_is_judged_together_with_its_neighbours(wers, chosen):
+    trials = [Trial(Scales(acoustic=float(i)), wer / 100) for i, wer in enumerate(wers)]
+    assert _best(trials).acoustic == chosen
 
 
 @pytest.mark.parametrize(

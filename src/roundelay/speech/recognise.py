@@ -34,7 +34,7 @@ from roundelay.speech.graph import decoding_graph
 from roundelay.speech.hmm import Floats, Tying, phone_segments
 from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.lm import NGram
-from roundelay.speech.model import AcousticModel, log_posteriors
+from roundelay.speech.model import AcousticModel, Ensemble, acoustic_model, log_posteriors
 from roundelay.speech.prepare import ADAPTATION, Prepared, corpus_of, language_model, prepared
 from roundelay.speech.segments import Ints, Segments
 from roundelay.speech.tree import tying_from_json
@@ -68,7 +68,7 @@ class Times(NamedTuple):
 class Recogniser:
     """A network, and everything that turns its output into words."""
 
-    module: nn.Module
+    module: AcousticModel | Ensemble
     config: SpeechConfig
     tying: Tying
     lexicon: Lexicon
@@ -91,7 +91,7 @@ class Recogniser:
         states = json.loads((folder / STATES).read_text())
         tying = tying_from_json(states["tying"])
         priors, loops = (np.array(states[name], dtype=np.float32) for name in ("log_priors", "self_loops"))
-        module = run.with_weights(AcousticModel(states["features"], tying.num_states, config.model))
+        module = run.with_weights(acoustic_model(states["features"], tying.num_states, config.model))
         lexicon, lm = Lexicon.read(folder / LEXICON, tying.silence), NGram.read(folder / ARPA)
         adaptation = Adaptation.load(folder / ADAPTATION) if (folder / ADAPTATION).is_file() else None
         recogniser = cls(module, config, tying, lexicon, lm, priors, loops, states["features"], adaptation=adaptation)

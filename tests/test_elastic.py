@@ -11,7 +11,14 @@ from learner_states import StateTransport, bytes_of, training_state
 
 from roundelay.cluster.membership import Membership, View
 from roundelay.elastic import ElasticGroup
-from roundelay.errors import DroppedError, LaunchError, MembershipChangedError, MissingLearnersError, PeerLostError
+from roundelay.errors import (
+    DroppedError,
+    LaunchError,
+    MembershipChangedError,
+    MissingLearnersError,
+    PeerLostError,
+    RendezvousLostError,
+)
 from roundelay.group_computation import together
 from roundelay.meeting import Progress
 from roundelay.transport.heartbeats import NO_HEARTBEAT
@@ -261,6 +268,26 @@ def test_a_learner_that_was_dropped_keeps_its_weights_if_no_other_learner_is_lef
     assert client.calls == [("rejoin", True)]
     assert client.barriers[0][1]["progress"]["ready"]
     assert torch.equal(module.weight, torch.full((1, 2), 1.0))
+
+
+def test_a_learner_that_was_dropped_waits_for_a_rendezvous_that_is_away(monkeypatch):
+    monkeypatch.setattr("roundelay.elastic.BEAT_S", 0.0)
+    client = Client(2, view_of([0, 1, 2]), view_of([0, 1, 2], 3))
+    errors = [RendezvousLostError("away"), DroppedError("it knows no more than that"), RendezvousLostError("away")]
+    back = client.rejoin
+
+    def rejoin(address, *, weights):
+        if errors:
+            raise errors.pop()
+        return back(address, weights=weights)
+
+    client.rejoin = rejoin
+    group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1])
+    group.rejoin()
+    assert group.view.membership.generation == 3
+    group.stopping, errors[:] = lambda: True, [RendezvousLostError("away")]
+    with pytest.raises(RendezvousLostError):
+        group.rejoin()
 
 
 def test_a_learner_that_joins_asks_again_for_the_others_until_one_of_them_sends_its_weights(monkeypatch):

@@ -18,6 +18,7 @@ from torch import Tensor
 from roundelay import waiting
 from roundelay.cluster.endpoint import Endpoint
 from roundelay.cluster.membership import Address, Membership, View
+from roundelay.cluster.rendezvous.awaited_replies import PATIENCE_S
 from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.cluster.rendezvous.members import STARTED_AGAIN
 from roundelay.errors import (
@@ -25,6 +26,7 @@ from roundelay.errors import (
     LaunchError,
     MembershipChangedError,
     PeerLostError,
+    RendezvousLostError,
     described,
 )
 from roundelay.meeting import CONNECTED, GATHERED, Progress, agreed_progress, check_groups, progress_in, values_in
@@ -33,7 +35,7 @@ from roundelay.strategies.base import Strategy
 from roundelay.training_state import TrainingState
 from roundelay.transport.base import LEFT, Transport
 from roundelay.transport.healing import RETRY_S
-from roundelay.transport.heartbeats import NO_HEARTBEAT
+from roundelay.transport.heartbeats import BEAT_S, NO_HEARTBEAT
 
 log = logging.getLogger("roundelay")
 
@@ -247,12 +249,25 @@ class ElasticGroup:
     def rejoin(self) -> None:
         """Register again after DroppedError: the others went on without this learner.
 
-        Raises LaunchError if another process has taken the place of this learner.
+        If the rendezvous is away, try again.
+
+        Raises LaunchError if another process has taken the place of this learner, or if no learner is left to join;
+        RendezvousLostError if the rendezvous is away for longer than `PATIENCE_S`.
         """
-        if self._client.dropped == STARTED_AGAIN:
-            raise LaunchError(f"learner {self.id} ends, because {STARTED_AGAIN}: a run has one process per learner")
-        self.view = self._client.rejoin(self._endpoint.open(), weights=self.has_weights)
-        self.revived = not self._client.joining
+        until = waiting.now() + PATIENCE_S
+        while True:
+            if self._client.dropped == STARTED_AGAIN:
+                raise LaunchError(f"learner {self.id} ends, because {STARTED_AGAIN}: a run has one process per learner")
+            try:
+                self.view = self._client.rejoin(self._endpoint.open(), weights=self.has_weights)
+            except (DroppedError, RendezvousLostError) as error:
+                if waiting.now() > until or self.stopping():
+                    raise
+                log.warning("learner %d tries again to join: %s", self.id, error)
+                waiting.sleep(BEAT_S)
+            else:
+                self.revived = not self._client.joining
+                return
 
     def join_later(self, unreached: str = "the others") -> None:
         """Register again after a while: this learner joins, and cannot reach `unreached`.

@@ -74,6 +74,27 @@ def test_every_invariant_holds_with_fresh_seeds(part):
         assert not FaultWorld(schedule).run(), f"roundelay chaos --simulated --schedules 1 --seed {seed}: {schedule}"
 
 
+# For each of four learners, when it freezes and when it wakes.
+FREEZES = {
+    "together": [(5, 13)] * 4,
+    "together, for longer than the rendezvous waits": [(5, 75)] * 4,
+    "one after the other": [(4, 25), (7, 26), (10, 27), (13, 28)],
+    "the last one, when the others have woken and ask it for weights": [(4, 12), (4, 12), (4, 12.5), (12.6, 40)],
+    "at the end": [(12, 20)] * 4,
+}
+
+
+@pytest.mark.parametrize("freezes", FREEZES.values(), ids=FREEZES)
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if not name.startswith("super")])
+def test_a_run_goes_on_after_all_learners_have_stood_still(strategy, freezes):
+    faults = (SimulatedFault(at_s, "freeze", i, until_s=until_s) for i, (at_s, until_s) in enumerate(freezes))
+    world = FaultWorld(Schedule(1, "liveness", strategy, 4, "random-ring", 3, 0.01, False, tuple(sorted(faults))))
+    assert world.run() == []
+    late = [each for each in world.participants.values() if not each.finished]
+    assert len(late) <= 1  # the others may have finished the run before the last one has woken
+    assert all("all have finished" in str(each.ended.exception()) for each in late)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_equal_seeds_give_equal_runs(seed):
     worlds = [FaultWorld(Schedule.drawn(seed)) for _ in range(2)]

@@ -390,6 +390,15 @@ def test_a_learner_without_weights_cannot_go_on_with_a_run_whose_learners_were_a
     assert "no learner left" in replied(rendezvous.register(5, joins=True))["refused"]
 
 
+def test_a_learner_that_was_dropped_tries_again_if_the_rendezvous_was_started_again_meanwhile():
+    rendezvous = Rendezvous(3)
+    assert "started again" in replied(rendezvous.register(2, joins=True, weights=True))["dropped"]
+    living = {str(learner): ["host", learner] for learner in range(2)}
+    for learner in (0, 1):
+        rendezvous.register(learner, generation=4, living=living, used=[], total=None)
+    assert replied(rendezvous.register(2, joins=True, weights=True))["joining"]
+
+
 def test_a_learner_that_wakes_after_the_run_has_finished_is_refused():
     rendezvous = formed(2)
     rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S, heartbeats_of=[0])

@@ -155,17 +155,12 @@ ALONE = "no learner trains alone unknowingly"
 
 # Bug: (where, name, what replaces it, the invariants that may catch it).
 MUTATIONS = {
-    "the caller adds the correction": (CallingEnd, "sign", 1.0, {SUM}),
-    "the answering end subtracts it": (AnsweringEnd, "sign", -1.0, {SUM}),
+    "the caller adds the correction": (CallingEnd, "rate", 1 / 3, {SUM}),
+    "the answering end subtracts it": (AnsweringEnd, "rate", -1 / 3, {SUM}),
     "the caller drops the reply": (CallingEnd, "apply", lambda end, k: None, {SUM}),
     "a failed exchange is not taken back": (pair_exchange._End, "_take_back", lambda end: None, {SUM}),
-    "the weight of the correction changes on its way": (
-        CallingEnd,
-        "_correction",
-        lambda end, k: end._c[k] * 0.9,
-        {SUM},
-    ),
-    "NaN is accepted": (pair_exchange, "all_finite", lambda tensors: True, {FINITE}),
+    "the difference changes on its way": (CallingEnd, "_difference", lambda end, k: end._d[k] * 0.9, {SUM}),
+    "NaN is accepted": (pair_exchange, "_is_finite", lambda difference, norm: True, {FINITE}),
     "a checksum is not compared": (simulated_call, "checksum", lambda tensor: b"", {SUM}),
     "missing heartbeats are ignored": (Heartbeats, "_unheard_for", lambda heartbeats, seconds: [], {WAITS}),
     "a number is given out twice": (Cursor, "draw", _given_twice, {SAMPLES}),
@@ -216,7 +211,7 @@ def test_a_deliberate_bug_is_caught_within_1000_schedules(monkeypatch, bug):
 
 
 def test_a_failure_is_shrunk_to_the_faults_that_it_needs_and_drawn_as_a_timeline(monkeypatch):
-    monkeypatch.setattr(pair_exchange, "all_finite", lambda tensors: True)
+    monkeypatch.setattr(pair_exchange, "_is_finite", lambda difference, norm: True)
     slow = SimulatedFault(1.0, "slow", 1, until_s=3.0)
     faults = (slow, SimulatedFault(4.0, "nan", 2))
     schedule = Schedule(0, "safety", "adpsgd", 3, "complete", 2, 0.01, launched=True, faults=faults)
@@ -237,7 +232,7 @@ def test_the_command_reports_and_a_failure_prints_the_command_that_replays_it(mo
     assert main(["chaos", "--simulated", "--schedules", "3", "--seed", "7"]) == 0
     assert "3 schedules (seeds 7 to 9)" in capsys.readouterr().out
     monkeypatch.setattr(fault_schedule, "STRATEGIES", {"adpsgd": STRATEGIES["adpsgd"]})
-    monkeypatch.setattr(CallingEnd, "sign", 1.0)
+    monkeypatch.setattr(CallingEnd, "rate", 1 / 3)
     assert main(["chaos", "--simulated", "--schedules", "3", "--seed", "7"]) == 2
     said = capsys.readouterr()
     assert "schedule: " in said.out

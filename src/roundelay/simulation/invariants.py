@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from roundelay.errors import LaunchError, PeerLostError, RendezvousLostError, StrategyError, described
 from roundelay.simulation.fault_schedule import EPOCHS, STEPS
+from roundelay.strategies.pair_exchange import WEIGHT
 
 if TYPE_CHECKING:
     from roundelay.simulation.elastic_transport import ElasticTransport
@@ -156,27 +157,27 @@ class Invariants:
         begin: Any = transport._begin
         return begin.__self__._live.flat.views[0].detach()  # type: ignore[no-any-return]
 
-    def _applied(self, transport: ElasticTransport, exchange: object, correction: Tensor, sign: float) -> None:
+    def _applied(self, transport: ElasticTransport, exchange: object, difference: Tensor, sign: float) -> None:
         if not self._in_pairs:
             return
-        self._check_balance(transport, exchange, correction, sign)
+        self._check_balance(transport, exchange, difference, sign)
         expected = self._expected.get(transport)
         if expected is None or not transport.process.alive:
             return
-        expected.expected += sign * correction.view(torch.float64)[: len(expected.expected)]
+        expected.expected += sign * WEIGHT * difference.view(torch.float64)[: len(expected.expected)]
         self._compare(transport, expected)
 
-    def _check_balance(self, transport: ElasticTransport, exchange: object, correction: Tensor, sign: float) -> None:
+    def _check_balance(self, transport: ElasticTransport, exchange: object, difference: Tensor, sign: float) -> None:
         """The caller must subtract what the other end has added; only a fault may take back half of an exchange."""
         added = self._exchanges.get(exchange)
         if sign > 0:
-            self._exchanges[exchange] = correction.clone()
+            self._exchanges[exchange] = difference.clone()
         elif added is None:  # the other end has taken it back before, or the caller has subtracted it
             if self._world.schedule.harmless:
                 self.violated("the sum is conserved", f"learner {transport.rank} took back half of an exchange")
         else:
             del self._exchanges[exchange]
-            if not torch.equal(added, correction):
+            if not torch.equal(added, difference):
                 self.violated("the sum is conserved", f"learner {transport.rank} subtracted not what another one added")
 
     def _compare(self, transport: ElasticTransport, expected: _Weights) -> None:

@@ -96,9 +96,10 @@ class FaultInjector:
             self._began, self._first_row_s = time.monotonic(), first["elapsed_s"]
         elapsed = time.monotonic() - self._began
         while self.left and self.left[0].at_s <= elapsed - self._waited_s:
-            if self._patient and not self._survivable(self.left[0]):
+            if self._patient:
+                if not self._survivable(self.left[0]):
+                    break
                 self._waited_s = elapsed - self.left[0].at_s
-                break
             self._carry_out(self.left.pop(0), launcher, elapsed)
         for frozen in [frozen for frozen in self._frozen if frozen[0] <= elapsed]:
             self._frozen.remove(frozen)

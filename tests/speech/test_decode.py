@@ -15,7 +15,7 @@ from roundelay.speech.score import score
 from roundelay.speech.segments import segments
 from roundelay.speech.tree_growing import ContextStatistics, decision_tree
 from roundelay.speech.tuning import Trial, _best, tuned
-from roundelay.speech.word_times import word_times
+from roundelay.speech.word_times import pronunciation_counts, word_times
 
 TYING = Monophones(LEXICON.phones, states_per_phone=2)
 GRAPH = decoding_graph(LEXICON, LM, TYING)
@@ -111,6 +111,16 @@ def test_word_times_are_those_of_the_phones():
     assert times.symbols == ("ATE", "ATE", "TO")
     assert times.starts_s == pytest.approx([0.05, 0.17, 0.29])
     assert times.durations_s == pytest.approx([0.12, 0.12, 0.12])
+
+
+def test_pronunciations_are_counted_where_the_phones_of_the_labels_fit_the_text():
+    def labels(phones):
+        return TYING.chains(0, [TYING.number(phone) for phone in phones], 0).ravel()
+
+    said = {"both": ("SIL", *"tu", "SIL", *"ta"), "other": (*"ta", *"at"), "unknown": tuple("tu"), "wrong": tuple("at")}
+    texts = {"both": "TO TO", "other": "TO ATE", "unknown": "TWELVE", "wrong": "TO"}
+    counts = pronunciation_counts({name: labels(each) for name, each in said.items()}, texts, LEXICON, TYING)
+    assert counts == {("TO", ("t", "u")): 1, ("TO", ("t", "a")): 2, ("ATE", ("a", "t")): 1}
 
 
 def test_a_word_that_was_cut_off_has_no_duration():

@@ -75,6 +75,7 @@ class Participation:
         first = self.position.first_unconfirmed if self.began else self.position.done
         before = self._group.view.membership.living
         self._agreed = self._group.meet(Progress(self._ready, first, self._weight_steps))
+        self._ready = self._ready or self._group.revived
         if self._group.view.membership.living != before:
             self._saved = None  # what the strategy has saved was for other members
         self._update_partition()
@@ -86,9 +87,14 @@ class Participation:
 
         Returns the samples that the run has seen, if a shared cursor counts them.
         """
-        self._group.rejoin()
-        self._ready = False
-        self._draws_used, self.position.used = 0, []
+        if self._client.joining:
+            self._group.join_later()
+        else:
+            self._group.rejoin()
+        self._ready, self._joined = self._group.revived, True
+        self._draws_used = 0
+        if not self._ready:
+            self.position.used = []
         self._update_partition()
         return self.position.skip_boundaries(self._client.given)
 
@@ -99,7 +105,7 @@ class Participation:
         restored.
         """
         transport = self._group.connect(strategy, ready=self._ready)
-        self._joined, self._ready = not self._ready, True
+        self._joined, self._ready = self._joined or not self._ready, True
         if self._agreed is not None:
             self._weight_steps, self._agreed = self._agreed.weight_steps, None
         saved, self._saved = self._saved, None

@@ -25,12 +25,12 @@ INVARIANTS = {
     "while the rendezvous is away; if steps wait for others, the last batch of a lost learner may be unused",
     "no learner trains alone unknowingly": "a learner that the rendezvous has dropped knows it after 8 s, if it is connected",
     "generations never fork": "the generations of a learner only grow; two learners in one generation have the same members",
-    "lead <= max_lead": "at every step of adpsgd, unless learners were lost or refused",
+    "lead <= max_lead": "at every step of adpsgd, if a neighbour is neither lost nor silent; not once weights were refused",
     "weights are finite": "at every step: NaN in one learner never reaches another one",
     "the consensus is exact": "all learners get the same mean, and it is the mean of their weights",
     "every wait ends": "after the last fault all living learners finish the run; no learner ends by an error",
 }
-SOFT = {"join", "slow", "delay", "reconnect", "rendezvous"}  # no exchange fails, and no learner is silent
+REFUSED = {"corrupt", "nan"}  # exchanges are refused, and after some tries a learner goes on
 ALONE_S = 8.0  # heartbeats are missing for 5 s, then a learner connects again and is told
 EXACT = 1e-9
 
@@ -61,6 +61,7 @@ class Invariants:
         self._members: dict[int, tuple[int, ...]] = {}  # by generation
         self._dropped_since: dict[object, float] = {}  # by process
         self._exchanges: dict[object, Tensor] = {}  # under way: what one end has added
+        self._leads: dict[object, int] = {}  # by transport: steps since its weights were exchanged
         self._used: Counter[int] = Counter()  # by batch: gradients that were applied
         self._stepped_with: set[int] = set()  # batches of all steps, void ones included
         self._lost = 0
@@ -142,10 +143,13 @@ class Invariants:
         schedule, learner = self._world.schedule, participant.learner
         assert learner is not None
         begun = {fault.kind for fault in schedule.faults if fault.at_s <= self._world.clock.now()}
-        if self._in_pairs and begun <= SOFT and not learner.transport.lost:
-            lead = learner.strategy.metrics()["lead_max"]
-            if lead > schedule.max_lead:
-                self.violated("lead <= max_lead", f"learner {participant.id} leads by {lead:g} of {schedule.max_lead}")
+        if not self._in_pairs or begun & REFUSED:
+            return
+        lead = self._leads[learner.transport] = self._leads.get(learner.transport, 0) + 1
+        partners: Any = learner.strategy._partners  # type: ignore[attr-defined]
+        reachable = {*partners._membership.living} - partners.lost - partners._silent - {participant.id}
+        if reachable and lead > schedule.max_lead:
+            self.violated("lead <= max_lead", f"learner {participant.id} leads by {lead} of {schedule.max_lead}")
 
     # At every exchange -----------------------------------------------------------------------------------------------------
 
@@ -160,6 +164,7 @@ class Invariants:
     def _applied(self, transport: ElasticTransport, exchange: object, difference: Tensor, sign: float) -> None:
         if not self._in_pairs:
             return
+        self._leads[transport] = 0
         self._check_balance(transport, exchange, difference, sign)
         expected = self._expected.get(transport)
         if expected is None or not transport.process.alive:

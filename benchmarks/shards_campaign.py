@@ -69,7 +69,7 @@ def learn(folder: Path, steps: int) -> None:
 def started(folder: Path, steps: int) -> subprocess.Popen[bytes]:
     """Start all processes of a run."""
     words = ["torchrun", "--standalone", "--nproc-per-node", str(PROCESSES), __file__]
-    return subprocess.Popen([*words, "--run", str(folder), "--steps", str(steps)])
+    return subprocess.Popen([*words, "--folder", str(folder), "--steps", str(steps)])
 
 
 def freeze_at_random(run: subprocess.Popen[bytes], folder: Path, count: int, every_s: float) -> list[tuple[float, int]]:
@@ -90,16 +90,19 @@ def freeze_at_random(run: subprocess.Popen[bytes], folder: Path, count: int, eve
     return faults
 
 
-def lost_s(fault: tuple[float, int], results: dict[int, Any]) -> float:
-    """The longest pause of a process of the other node near the fault, minus its usual pause."""
+def lost_s(fault: tuple[float, int], faults: list[tuple[float, int]], results: dict[int, Any]) -> float:
+    """The longest pause of a process of the other node near the fault, minus its usual pause, without its own faults."""
     at_s, rank = fault
     longest = 0.0
     for other, result in results.items():
         if other // SHARDS != rank // SHARDS:
+            own = [each for each, harmed in faults if harmed // SHARDS == other // SHARDS]
             gaps = list(itertools.pairwise(result["times"]))
             usual = statistics.median(after - before for before, after in gaps)
-            near = [after - before - usual for before, after in gaps if after > at_s and before < at_s + NEAR_S]
-            longest = max([longest, *near])
+            for before, after in gaps:
+                near = after > at_s and before < at_s + NEAR_S
+                if near and not any(before - FREEZE_S < each < after for each in own):
+                    longest = max(longest, after - before - usual)
     return longest
 
 
@@ -109,10 +112,10 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--out", type=Path, metavar="FILE")
-    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.run:
-        learn(options.run, options.steps)
+    if options.folder:
+        learn(options.folder, options.steps)
         return 0
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +126,7 @@ def main() -> int:
         faults = freeze_at_random(runs[0], folders[0], options.faults, options.every)
         codes = [run.wait() for run in runs]
         results = [{int(path.stem): json.loads(path.read_text()) for path in each.glob("*.json")} for each in folders]
-    pauses = sorted(lost_s(fault, results[0]) for fault in faults)
+    pauses = sorted(lost_s(fault, faults, results[0]) for fault in faults)
     summary = {
         "command": "python benchmarks/shards_campaign.py " + " ".join(sys.argv[1:]),
         "commit": commit.stdout.strip(),

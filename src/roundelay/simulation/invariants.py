@@ -61,7 +61,6 @@ class Invariants:
         self._members: dict[int, tuple[int, ...]] = {}  # by generation
         self._dropped_since: dict[object, float] = {}  # by process
         self._exchanges: dict[object, Tensor] = {}  # under way: what one end has added
-        self._leads: dict[object, int] = {}  # by transport: steps since its weights were exchanged
         self._used: Counter[int] = Counter()  # by batch: gradients that were applied
         self._stepped_with: set[int] = set()  # batches of all steps, void ones included
         self._lost = 0
@@ -145,11 +144,9 @@ class Invariants:
         begun = {fault.kind for fault in schedule.faults if fault.at_s <= self._world.clock.now()}
         if not self._in_pairs or begun & REFUSED:
             return
-        lead = self._leads[learner.transport] = self._leads.get(learner.transport, 0) + 1
-        partners: Any = learner.strategy._partners  # type: ignore[attr-defined]
-        reachable = {*partners._membership.living} - partners.lost - partners._silent - {participant.id}
-        if reachable and lead > schedule.max_lead:
-            self.violated("lead <= max_lead", f"learner {participant.id} leads by {lead} of {schedule.max_lead}")
+        lead = learner.strategy.metrics()["lead"]
+        if lead > schedule.max_lead and _reachable(learner.strategy._partners):  # type: ignore[attr-defined]
+            self.violated("lead <= max_lead", f"learner {participant.id} leads by {lead:g} of {schedule.max_lead}")
 
     # At every exchange -----------------------------------------------------------------------------------------------------
 
@@ -164,7 +161,6 @@ class Invariants:
     def _applied(self, transport: ElasticTransport, exchange: object, difference: Tensor, sign: float) -> None:
         if not self._in_pairs:
             return
-        self._leads[transport] = 0
         self._check_balance(transport, exchange, difference, sign)
         expected = self._expected.get(transport)
         if expected is None or not transport.process.alive:
@@ -247,6 +243,14 @@ class Invariants:
             self.violated(
                 "every sample is used", f"{twice} batches were used twice, but only {lost} learners were lost"
             )
+
+
+def _reachable(partners: Any) -> set[int]:  # noqa: ANN401
+    """The neighbours of a learner that are neither lost nor silent."""
+    mixing, living = partners._mixing, partners._membership.living
+    rounds = range(mixing.period or 0)
+    neighbours = {living[each] for round in rounds for each in mixing.row(partners._position, round)}
+    return (neighbours or {*living}) - partners.lost - partners._silent - {partners._rank}
 
 
 def weights_of(learner: Any) -> Tensor:  # noqa: ANN401

@@ -51,6 +51,23 @@ def test_the_loss_of_an_untrained_model_is_near_that_of_a_guess(task):
     assert loss == pytest.approx(np.log(task.prepared.tying.num_states), abs=0.2)
 
 
+def test_every_member_of_an_ensemble_is_trained_by_its_own_loss(tones_folder):
+    """Each member's gradient is that of its loss alone, divided by the number of members."""
+    sizes = {"layers": 1, "width": 16, "bottleneck": 12, "members": 2}
+    task = Speech(tones_config(tones_folder, model=sizes).settings, seed=0)
+    module, batch = task.module(), all_windows(task)
+    loss = task.loss(module, batch)
+    loss.backward()
+    losses = [float(task.loss(member, batch).detach()) for member in module.members]
+    assert losses[0] != losses[1]
+    assert float(loss.detach()) == pytest.approx(sum(losses) / 2)
+    together = [parameter.grad.clone() for parameter in module.members[1].parameters()]
+    module.zero_grad()
+    task.loss(module.members[1], batch).backward()
+    for parameter, half in zip(module.members[1].parameters(), together, strict=True):
+        torch.testing.assert_close(half, parameter.grad / 2)
+
+
 def test_evaluation_counts_every_frame_once_and_parts_add_up(task):
     module = task.module().eval()
     with torch.no_grad():

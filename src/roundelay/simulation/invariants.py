@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from roundelay.errors import LaunchError, PeerLostError, RendezvousLostError, StrategyError, described
 from roundelay.simulation.fault_schedule import EPOCHS, STEPS
+from roundelay.strategies.pair_exchange import WEIGHT
 
 if TYPE_CHECKING:
     from roundelay.simulation.elastic_transport import ElasticTransport
@@ -57,7 +58,7 @@ class Invariants:
         self._expected: dict[object, _Weights] = {}  # by transport
         self._participants: dict[int, Participant] = {}  # by learner: the newest process
         self._generation: dict[object, int] = {}  # by process: the newest generation
-        self._members: dict[int, tuple[int, ...]] = {}  # by generation
+        self._members: dict[int, tuple[int, set[int]]] = {}  # by generation: the first learner in it, and its members
         self._dropped_since: dict[object, float] = {}  # by process
         self._exchanges: dict[object, Tensor] = {}  # under way: what one end has added
         self._used: Counter[int] = Counter()  # by batch: gradients that were applied
@@ -117,12 +118,12 @@ class Invariants:
         if members.generation < before:
             what = f"learner {participant.id} went from generation {before} back to {members.generation}"
             self.violated("generations never fork", what)
-        known = self._members.setdefault(members.generation, members.living)
-        others = {
-            participant.id
-        }  # a learner that joins adds itself to the view of the others, until it is told the next one
-        if set(known) - others != set(members.living) - others:
-            what = f"generation {members.generation} has the members {known} for one learner, and {members.living} for"
+        first, known = self._members.setdefault(members.generation, (participant.id, set(members.living)))
+        # A learner that joins adds itself to the view of the others, until it is told the next one.
+        if not known ^ set(members.living) <= {first, participant.id}:
+            what = (
+                f"generation {members.generation} has the members {known} for learner {first}, and {members.living} for"
+            )
             self.violated("generations never fork", f"{what} learner {participant.id}")
 
     def _check_known(self, participant: Participant) -> None:
@@ -156,27 +157,27 @@ class Invariants:
         begin: Any = transport._begin
         return begin.__self__._live.flat.views[0].detach()  # type: ignore[no-any-return]
 
-    def _applied(self, transport: ElasticTransport, exchange: object, correction: Tensor, sign: float) -> None:
+    def _applied(self, transport: ElasticTransport, exchange: object, difference: Tensor, sign: float) -> None:
         if not self._in_pairs:
             return
-        self._check_balance(transport, exchange, correction, sign)
+        self._check_balance(transport, exchange, difference, sign)
         expected = self._expected.get(transport)
         if expected is None or not transport.process.alive:
             return
-        expected.expected += sign * correction.view(torch.float64)[: len(expected.expected)]
+        expected.expected += sign * WEIGHT * difference.view(torch.float64)[: len(expected.expected)]
         self._compare(transport, expected)
 
-    def _check_balance(self, transport: ElasticTransport, exchange: object, correction: Tensor, sign: float) -> None:
+    def _check_balance(self, transport: ElasticTransport, exchange: object, difference: Tensor, sign: float) -> None:
         """The caller must subtract what the other end has added; only a fault may take back half of an exchange."""
         added = self._exchanges.get(exchange)
         if sign > 0:
-            self._exchanges[exchange] = correction.clone()
+            self._exchanges[exchange] = difference.clone()
         elif added is None:  # the other end has taken it back before, or the caller has subtracted it
             if self._world.schedule.harmless:
                 self.violated("the sum is conserved", f"learner {transport.rank} took back half of an exchange")
         else:
             del self._exchanges[exchange]
-            if not torch.equal(added, correction):
+            if not torch.equal(added, difference):
                 self.violated("the sum is conserved", f"learner {transport.rank} subtracted not what another one added")
 
     def _compare(self, transport: ElasticTransport, expected: _Weights) -> None:
@@ -236,7 +237,7 @@ class Invariants:
         if unused and not (waits and len(unused) <= lost):
             self.violated("every sample is used", f"batches {unused} were never used")
         twice = sum(count - 1 for count in self._used.values() if count > 1)
-        away = any(fault.kind in ("rendezvous", "reconnect", "partition") for fault in schedule.faults)
+        away = any(fault.kind in ("rendezvous", "stall", "reconnect", "partition") for fault in schedule.faults)
         if twice > lost and not away:
             self.violated(
                 "every sample is used", f"{twice} batches were used twice, but only {lost} learners were lost"

@@ -31,7 +31,10 @@ NETWORK = {  # recorded by `roundelay bench network`
     "network-steps.svg": "2026-11-18-network.json",
     "network-loss.svg": "2026-11-18-network-language.json",
 }
-THROUGHPUT = ("2026-11-18-throughput-1M.json", "2026-11-18-throughput-10M.json")  # by `roundelay bench throughput --json`
+THROUGHPUT = (
+    "2026-11-18-throughput-1M.json",
+    "2026-11-18-throughput-10M.json",
+)  # by `roundelay bench throughput --json`
 
 STRATEGIES = {
     "allreduce": roundelay.Allreduce,

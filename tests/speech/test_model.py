@@ -55,7 +55,9 @@ def test_a_step_of_stacked_frames_gives_each_frame_its_own_logits():
 def test_posteriors_are_the_mean_over_all_ways_to_divide_an_utterance_into_steps():
     model, frames = small(stack=3).eval(), np.random.default_rng(0).standard_normal((10, 5)).astype(np.float32)
     expected = torch.zeros(10, 7)
-    for begin in range(3):  # the first steps hold 3, 1 and 2 frames of the utterance; copies of the first frame fill them
+    for begin in range(
+        3
+    ):  # the first steps hold 3, 1 and 2 frames of the utterance; copies of the first frame fill them
         padded = torch.from_numpy(np.concatenate([frames[[0] * (-begin % 3)], frames]))
         expected += model(padded[None])[0, -begin % 3 :].log_softmax(-1).detach() / 3
     torch.testing.assert_close(

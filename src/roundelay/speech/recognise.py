@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from roundelay.errors import ConfigError, DataError
 from roundelay.speech.adaptation import Adaptation, adapted_speakers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 
 from roundelay import waiting
@@ -18,20 +17,27 @@ DONORS = 2  # a learner that joins an asynchronous run begins with the mean of t
 def take_mean(learner: int, state: TrainingState, transport: Transport, membership: Membership) -> None:
     """Replace the state of `learner`, which joins while the others train, by the mean state of its nearest peers.
 
-    If none of these replies, or all have weights that are not finite, ask the others one by one. Raises LaunchError if no peer
-    can help.
+    If none of these replies, or all have weights that are not finite, ask the others one by one.
+
+    Raises PeerLostError if no peer replies, LaunchError if no peer has finite weights.
     """
-    others = _nearest(learner, membership)
+    others, lost = _nearest(learner, membership), PeerLostError(learner, "no other learner is left")
+    replied = False
     for donors in (others[:DONORS], *([other] for other in others[DONORS:])):
         states = []
         for fetched in [transport.fetch(donor) for donor in donors]:
-            with contextlib.suppress(PeerLostError):
+            try:
                 states.append(waiting.result(fetched))
+            except PeerLostError as error:
+                lost = error
+        replied = replied or bool(states)
         states = [each for each in states if state.finite(each)]
         if states:
             state.load_mean(states)
             return
-    raise LaunchError("no learner of the run could send its weights to this one, which joins")
+    if not replied:
+        raise lost
+    raise LaunchError("no learner of the run could send finite weights to this one, which joins")
 
 
 def take_newest(

@@ -119,6 +119,29 @@ def injected(tmp_path, monkeypatch):
     return run
 
 
+def test_a_fault_of_a_campaign_waits_until_another_learner_trains(tmp_path, monkeypatch):
+    metrics, processes = tmp_path / "metrics.jsonl", Processes(0, 1)
+    injector = FaultInjector(parsed("kill 1@1", "join 1@2", "kill 0@3"), metrics, patient=True)
+    trains = {1: range(11), 0: range(4, 11)}  # learner 0 takes no step before 4 s, and learner 1 dies at 4 s
+    for second in range(11):
+        monkeypatch.setattr(chaos.time, "monotonic", lambda second=second: 1000.0 + second)
+        with metrics.open("a") as file:
+            for learner, when in trains.items():
+                if second in when and learner in processes.running:
+                    row = {"kind": "learner", "learner": learner, "elapsed_s": 2.0 + second}
+                    file.write(json.dumps(row) + "\n")
+            file.write('{"kind": "learner", "lear')  # a row that is being written
+        injector(processes)
+        with metrics.open("r+") as file:
+            file.truncate(metrics.stat().st_size - 25)
+        killed = {learner for learner, _ in processes.sent}
+        processes.running = frozenset({0, 1} - killed) | (frozenset({1}) if second >= 8 else frozenset())
+    assert processes.sent == [(1, "SIGKILL"), (0, "SIGKILL")]
+    happened = {each["option"]: each["happened_s"] for each in injector.report()}
+    # Learner 0 dies once learner 1 trains again. All times are later by the 3 s for which the first fault has waited.
+    assert happened == {"--kill 1@1s": 6.0, "--join 1@2s": 7.0, "--kill 0@3s": 11.0}
+
+
 def test_faults_are_carried_out_when_they_are_due_and_told_in_seconds_of_the_run(injected):
     processes = Processes(0, 1, 2)
     assert injected(processes, "kill 2@3", "freeze 1@4:2", "join 3@5") == {
@@ -148,7 +171,7 @@ def outcome_of(finished=True):
 
 
 def test_a_command_whose_fault_did_not_happen_fails_and_its_json_is_whole(tmp_path, monkeypatch, capsys):
-    def run_once(config, faults, folder):
+    def run_once(config, faults, folder, **patience):
         injector = FaultInjector(faults, folder / "metrics.jsonl")
         return {"exit_code": 0, "faults": injector.report()} | outcome_of()
 

@@ -80,13 +80,13 @@ def test_any_call_of_who_knows_the_secret_is_accepted_or_an_error_of_the_connect
 
 numbers = st.integers(0, 2**64 - 1)
 headers = st.builds(
-    lambda kind, fd, layout, request_fd, round, nbytes, checksum: struct.pack(
-        "!BxxxiIiQQ8x8s", kind, fd, layout, request_fd, round, nbytes, checksum
+    lambda kind, shared, layout, request, round, nbytes, checksum: struct.pack(
+        "!BxxxqIqQQ8s", kind, shared, layout, request, round, nbytes, checksum
     ),
     st.integers(0, 9) | st.integers(0, 255),
-    st.integers(-(2**31), 2**31 - 1),
+    st.integers(-(2**63), 2**63 - 1),
     st.integers(0, 2**32 - 1),
-    st.integers(-(2**31), 2**31 - 1),
+    st.integers(-(2**63), 2**63 - 1),
     numbers,
     st.integers(0, 300) | numbers,
     st.binary(min_size=8, max_size=8),
@@ -117,7 +117,7 @@ def test_any_answer_of_who_has_the_keys_is_one_of_our_errors_or_understood(heade
 
 @FEW
 @given(st.lists(headers, min_size=1, max_size=4), st.binary(max_size=300))
-@example([Header(Kind.CALL, 200, shared_fd=0).pack()], b"")
+@example([Header(Kind.CALL, 200, shared=0).pack()], b"")
 @example([Header(Kind.CALL, 0).pack()], b"")
 def test_a_member_that_lies_about_calls_changes_nothing_for_the_others(lies, payload):
     """Swaps and states aside, which are a matter of the strategy: whoever lies about those is believed."""

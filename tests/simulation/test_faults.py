@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 
-from roundelay import consensus, elastic
+from roundelay import consensus, group_computation
 from roundelay.cli import main
 from roundelay.cluster.rendezvous.awaited_replies import AwaitedReplies
 from roundelay.cluster.rendezvous.barrier import Barrier
@@ -19,10 +20,20 @@ from roundelay.cluster.rendezvous.cursor import Cursor
 from roundelay.cluster.rendezvous.members import Members
 from roundelay.sampler import ElasticSampler
 from roundelay.simulation import fault_schedule
-from roundelay.simulation.fault_schedule import GROUP, KINDS, LASTING, MENDED_S, STRATEGIES, Schedule, SimulatedFault
+from roundelay.simulation.fault_schedule import (
+    GROUP,
+    KINDS,
+    LASTING,
+    MENDED_S,
+    STRATEGIES,
+    TOPOLOGIES,
+    Schedule,
+    SimulatedFault,
+)
 from roundelay.simulation.fault_world import FaultWorld, shrunk, timeline
 from roundelay.simulation.invariants import INVARIANTS
 from roundelay.strategies import pair_exchange
+from roundelay.strategies.own_exchanges import OwnExchanges
 from roundelay.strategies.pair_exchange import AnsweringEnd, CallingEnd
 from roundelay.strategy_runner import StrategyRunner
 from roundelay.training_state import TrainingState
@@ -41,6 +52,16 @@ def quiet():
     yield
     log.setLevel(level)
     torch.set_num_threads(threads)
+
+
+def test_the_fixed_seeds_have_every_strategy_with_every_topology_and_every_fault():
+    schedules = [Schedule.drawn(seed) for seed in range(FIXED_SEEDS)]
+    every = {(strategy, topology) for strategy in STRATEGIES for topology in TOPOLOGIES}
+    every -= {("local-sgd-int8", topology) for topology in TOPOLOGIES if topology != "complete"}
+    assert {(schedule.strategy, schedule.topology) for schedule in schedules} == every
+    kinds = Counter(fault.kind for schedule in schedules for fault in schedule.faults)
+    assert kinds.keys() == KINDS.keys()
+    assert min(kinds.values()) >= 5
 
 
 def test_a_schedule_follows_from_its_seed_and_its_faults_end_in_time():
@@ -72,6 +93,27 @@ def test_every_invariant_holds_with_fresh_seeds(part):
     for seed in range(first, first + 1000):
         schedule = Schedule.drawn(seed)
         assert not FaultWorld(schedule).run(), f"roundelay chaos --simulated --schedules 1 --seed {seed}: {schedule}"
+
+
+# For each of four learners, when it freezes and when it wakes.
+FREEZES = {
+    "together": [(5, 13)] * 4,
+    "together, for longer than the rendezvous waits": [(5, 75)] * 4,
+    "one after the other": [(4, 25), (7, 26), (10, 27), (13, 28)],
+    "the last one, when the others have woken and ask it for weights": [(4, 12), (4, 12), (4, 12.5), (12.6, 40)],
+    "at the end": [(12, 20)] * 4,
+}
+
+
+@pytest.mark.parametrize("freezes", FREEZES.values(), ids=FREEZES)
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if not name.startswith("super")])
+def test_a_run_goes_on_after_all_learners_have_stood_still(strategy, freezes):
+    faults = (SimulatedFault(at_s, "freeze", i, until_s=until_s) for i, (at_s, until_s) in enumerate(freezes))
+    world = FaultWorld(Schedule(1, "liveness", strategy, 4, "random-ring", 3, 0.01, False, tuple(sorted(faults))))
+    assert world.run() == []
+    late = [each for each in world.participants.values() if not each.finished]
+    assert len(late) <= 1  # the others may have finished the run before the last one has woken
+    assert all("all have finished" in str(each.ended.exception()) for each in late)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -136,6 +178,10 @@ def _always_patient(sampler, *, patient=False):
     return ORIGINAL["_peek"](sampler, patient=True)
 
 
+def _never_waits(own, max_lead, tries):
+    yield from ()
+
+
 def _raise(runner, error):
     raise error
 
@@ -151,23 +197,18 @@ ORIGINAL = {
 }
 SUM, SAMPLES, WAITS = "the sum is conserved", "every sample is used", "every wait ends"
 FORK, FINITE, MEAN = "generations never fork", "weights are finite", "the consensus is exact"
-ALONE = "no learner trains alone unknowingly"
+ALONE, LEAD = "no learner trains alone unknowingly", "lead <= max_lead"
 
 # Bug: (where, name, what replaces it, the invariants that may catch it).
 MUTATIONS = {
-    "the caller adds the correction": (CallingEnd, "sign", 1.0, {SUM}),
-    "the answering end subtracts it": (AnsweringEnd, "sign", -1.0, {SUM}),
+    "the caller adds the correction": (CallingEnd, "rate", 1 / 3, {SUM}),
+    "the answering end subtracts it": (AnsweringEnd, "rate", -1 / 3, {SUM}),
     "the caller drops the reply": (CallingEnd, "apply", lambda end, k: None, {SUM}),
     "a failed exchange is not taken back": (pair_exchange._End, "_take_back", lambda end: None, {SUM}),
-    "the weight of the correction changes on its way": (
-        CallingEnd,
-        "_correction",
-        lambda end, k: end._c[k] * 0.9,
-        {SUM},
-    ),
-    "NaN is accepted": (pair_exchange, "all_finite", lambda tensors: True, {FINITE}),
+    "the difference changes on its way": (CallingEnd, "_difference", lambda end, k: end._d[k] * 0.9, {SUM}),
+    "NaN is accepted": (pair_exchange, "_is_finite", lambda difference, norm: True, {FINITE}),
     "a checksum is not compared": (simulated_call, "checksum", lambda tensor: b"", {SUM}),
-    "missing heartbeats are ignored": (Heartbeats, "_unheard_for", lambda heartbeats, seconds: [], {WAITS}),
+    "missing heartbeats are ignored": (Heartbeats, "unheard_for", lambda heartbeats, seconds: [], {WAITS}),
     "a number is given out twice": (Cursor, "draw", _given_twice, {SAMPLES}),
     "the cursor skips a number": (Cursor, "_advance", _skips_a_number, {SAMPLES}),
     "numbers of a lost learner are not given back": (
@@ -190,7 +231,8 @@ MUTATIONS = {
         {ALONE, WAITS},
     ),
     "a changed membership is an error": (StrategyRunner, "recover", _raise, {WAITS}),
-    "a consensus begins across a cut": (elastic, "_cut_off", lambda transport, view: [], {WAITS}),
+    "a consensus begins across a cut": (group_computation, "_cut_off", lambda transport, view: [], {WAITS}),
+    "a learner does not wait for its exchanges": (OwnExchanges, "wait_for_lead", _never_waits, {LEAD}),
     "a learner waits for batches that others hold": (
         ElasticSampler,
         "_peek",
@@ -216,7 +258,7 @@ def test_a_deliberate_bug_is_caught_within_1000_schedules(monkeypatch, bug):
 
 
 def test_a_failure_is_shrunk_to_the_faults_that_it_needs_and_drawn_as_a_timeline(monkeypatch):
-    monkeypatch.setattr(pair_exchange, "all_finite", lambda tensors: True)
+    monkeypatch.setattr(pair_exchange, "_is_finite", lambda difference, norm: True)
     slow = SimulatedFault(1.0, "slow", 1, until_s=3.0)
     faults = (slow, SimulatedFault(4.0, "nan", 2))
     schedule = Schedule(0, "safety", "adpsgd", 3, "complete", 2, 0.01, launched=True, faults=faults)
@@ -237,7 +279,7 @@ def test_the_command_reports_and_a_failure_prints_the_command_that_replays_it(mo
     assert main(["chaos", "--simulated", "--schedules", "3", "--seed", "7"]) == 0
     assert "3 schedules (seeds 7 to 9)" in capsys.readouterr().out
     monkeypatch.setattr(fault_schedule, "STRATEGIES", {"adpsgd": STRATEGIES["adpsgd"]})
-    monkeypatch.setattr(CallingEnd, "sign", 1.0)
+    monkeypatch.setattr(CallingEnd, "rate", 1 / 3)
     assert main(["chaos", "--simulated", "--schedules", "3", "--seed", "7"]) == 2
     said = capsys.readouterr()
     assert "schedule: " in said.out

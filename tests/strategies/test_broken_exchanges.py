@@ -1,6 +1,11 @@
 """Exchanges over real sockets whose connection is cut at every interesting byte: the sum over learners is conserved."""
 
+import contextlib
+import gc
 import itertools
+import os
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,3 +182,40 @@ def test_a_caller_that_hears_that_its_peer_serves_no_more_calls_stops_sending():
         assert isinstance(error, PeerLostError)
         assert error.reason == "it serves no more calls"
         assert not transports[0].lost
+
+
+def resources():
+    """Open files, and mappings of memory that learners share."""
+    return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("memfd:roundelay")
+
+
+def test_peers_that_are_lost_in_an_exchange_leave_no_file_and_no_memory_even_if_no_garbage_is_collected():
+    with loopback(2) as transports:
+        (caller, answerer), _ = learners(transports)
+
+        @contextlib.contextmanager
+        def breaking(*call):
+            with answerer._answer(*call) as end:
+                transports[1]._connections.shut_down(0)
+                yield end
+
+        exchange(caller)
+        gc.collect()
+        gc.disable()
+        try:
+            before = resources()
+            for finished in range(1, 6):
+                transports[1].serve(breaking)
+                exchange(caller)
+                assert transports[0].lost.keys() == {1}
+                transports[1].serve(answerer._answer)
+                while caller.metrics()["exchanges_finished"] == finished:  # the first may fail: 1 may lose 0 as well
+                    assert transports[0]._links._reach(1)
+                    caller.reform(Membership.of(2))
+                    exchange(caller)
+            ends = time.monotonic() + PATIENCE_S
+            while resources() > before and time.monotonic() < ends:
+                time.sleep(0.01)  # the threads of the old connections end
+            assert resources() <= before
+        finally:
+            gc.enable()

@@ -42,17 +42,19 @@ small = st.floats(-1e3, 1e3, width=32).map(lambda value: value if abs(value) > 1
 
 
 @given(st.lists(st.tuples(small, small), min_size=1, max_size=50), st.sampled_from([2**18, 7]))
-def test_both_ends_apply_the_very_correction_that_numpy_computes(pairs, piece):
+def test_both_ends_apply_a_third_of_the_difference_as_numpy_does(pairs, piece):
     s, x = np.array(pairs, np.float32).T
-    c = (s - x) * np.float32(1 / 3)
+    c = (s - x) * np.float64(np.float32(1 / 3))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat, "PIECE", piece)
         caller, answering = weights_of(s), weights_of(x)
         end = exchange(caller, answering)
-        np.testing.assert_array_equal(values_of(answering), x + c)
-        np.testing.assert_array_equal(values_of(caller), s - c)
+        # Whether torch rounds once or twice depends on the processor.
+        ulp = np.spacing(np.maximum(np.abs(s), np.abs(x)))
+        assert (np.abs(values_of(answering) - (x + c)) <= ulp).all()
+        assert (np.abs(values_of(caller) - (s - c)) <= ulp).all()
         distance2 = float(np.square(s - x, dtype=np.float64).sum())
-        assert end.norm2() == pytest.approx(distance2, rel=1e-5, abs=1e-40)
+        assert end.distance2 == pytest.approx(distance2, rel=1e-5, abs=1e-40)
 
 
 @pytest.mark.parametrize("wire", [None, torch.float16, torch.bfloat16])

@@ -85,9 +85,12 @@ def test_an_exchange_is_what_numpy_does_with_float16(piece, monkeypatch):
     with caller._own._begin(1, message, message) as end:
         for k in range(len(end.pieces)):
             end.apply(k)
-    c = ((s.astype(np.float16).astype(np.float32) - x) * np.float32(1 / 3)).astype(np.float16).astype(np.float32)
-    np.testing.assert_array_equal(live(answering), x + c)
-    np.testing.assert_array_equal(live(caller), s - c)
+    d = (s.astype(np.float16).astype(np.float32) - x).astype(np.float16)
+    c = d * np.float64(np.float32(1 / 3))
+    # Whether torch rounds once or twice depends on the processor.
+    ulp = np.spacing(np.maximum(np.abs(s), np.abs(x)))
+    assert (np.abs(live(answering) - (x + c)) <= ulp).all()
+    assert (np.abs(live(caller) - (s - c)) <= ulp).all()
 
 
 @given(st.lists(st.floats(-65504, 65504, width=32), min_size=40, max_size=80))

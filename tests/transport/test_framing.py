@@ -31,8 +31,8 @@ headers = st.builds(
     kind=st.sampled_from(Kind),
     nbytes=st.integers(0, framing.MESSAGE_LIMIT_BYTES),
     round=st.integers(0, 2**64 - 1),
-    shared_fd=st.integers(-1, 2**31 - 1),
-    request_fd=st.integers(-1, 2**31 - 1),
+    shared=st.integers(-1, 2**63 - 1),
+    request=st.integers(-1, 2**63 - 1),
     layout=st.integers(0, 2**32 - 1),
     checksum=st.binary(min_size=8, max_size=8),
 )

@@ -321,11 +321,11 @@ def test_an_altered_header_ends_its_connection_but_neither_learner():
         Header(Kind.CALL, 2**50),
         Header(Kind.REPLY, 8),
         Header(Kind.RECEIVED, 0),
-        Header(Kind.CALL, 8, shared_fd=99_999),
-        Header(Kind.CALL, 2**39, shared_fd=0),
-        Header(Kind.CALL, 8, request_fd=99_999, shared_fd=99_999),
+        Header(Kind.CALL, 8, shared=99_999),
+        Header(Kind.CALL, 2**39, shared=0),
+        Header(Kind.CALL, 8, request=99_999, shared=99_999),
     ],
-    ids=["oversized", "reply", "received", "no such file", "beyond its end", "no such request"],
+    ids=["oversized", "reply", "received", "no such file", "not shared", "no such request"],
 )
 def test_a_header_that_makes_no_sense_ends_its_connection_and_nothing_else(header):
     with exchanging() as (learner, _):
@@ -338,7 +338,7 @@ def test_a_header_that_makes_no_sense_ends_its_connection_and_nothing_else(heade
 def test_shared_memory_is_refused_by_a_learner_that_has_none():
     with exchanging(share_memory=False) as (learner, _):
         connection = raw_connection(learner)
-        connection.send(Header(Kind.CALL, 8, shared_fd=3))
+        connection.send(Header(Kind.CALL, 8, shared=3))
         with connection.socket:
             assert connection.socket.recv(100) == b""
         until(lambda: refused(learner, "header") == 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -21,6 +22,7 @@ from roundelay.training.open_files import allow_open_files
 from roundelay.training.supervisor import Supervisor
 
 ROW_EVERY_S = 0.2  # how often a learner writes a row of metrics: often enough to see a stall
+TRAINS_S = 2.0  # a learner that has written a row so recently trains
 _GRAMMAR = re.compile(r"(\d+)@(\d+(?:\.\d+)?)s?(?::(\d+(?:\.\d+)?)s?)?")
 
 
@@ -65,6 +67,8 @@ class FaultInjector:
     Args:
         faults: in any order.
         metrics: the metrics file of the run; its first row of a learner starts the clock.
+        patient: the clock stands still while a kill or freeze is due that no learner would survive: a fault waits until
+            another learner has written a row in the last `TRAINS_S`.
 
     Attributes:
         happened: seconds of the run at which each fault was carried out.
@@ -72,13 +76,15 @@ class FaultInjector:
         left: faults that are not due yet; after the run, the faults that were due only after its end.
     """
 
-    def __init__(self, faults: Iterable[Fault], metrics: Path) -> None:
-        self.left, self._metrics = sorted(faults), metrics
+    def __init__(self, faults: Iterable[Fault], metrics: Path, *, patient: bool = False) -> None:
+        self.left, self._metrics, self._patient = sorted(faults), metrics, patient
         self.happened: dict[Fault, float] = {}
         self.impossible: dict[Fault, str] = {}
         self._frozen: list[tuple[float, int]] = []  # when to wake which learner
         self._began: float | None = None
-        self._first_row_s = 0.0
+        self._first_row_s = self._waited_s = 0.0
+        self._read_bytes = 0
+        self._trained_at: dict[int, float] = {}  # when a learner's last row was seen
 
     def __call__(self, launcher: Launcher) -> None:
         """Carry out what is due now."""
@@ -89,18 +95,38 @@ class FaultInjector:
                 return
             self._began, self._first_row_s = time.monotonic(), first["elapsed_s"]
         elapsed = time.monotonic() - self._began
-        while self.left and self.left[0].at_s <= elapsed:
-            self._carry_out(self.left.pop(0), launcher, self._first_row_s + elapsed)
+        while self.left and self.left[0].at_s <= elapsed - self._waited_s:
+            if self._patient:
+                if not self._survivable(self.left[0]):
+                    break
+                self._waited_s = elapsed - self.left[0].at_s
+            self._carry_out(self.left.pop(0), launcher, elapsed)
         for frozen in [frozen for frozen in self._frozen if frozen[0] <= elapsed]:
             self._frozen.remove(frozen)
             launcher.send(frozen[1], signal.SIGCONT)
 
-    def _carry_out(self, fault: Fault, launcher: Launcher, now_s: float) -> None:
+    def _survivable(self, fault: Fault) -> bool:
+        """Whether a learner that the fault does not harm trains now."""
+        with self._metrics.open("rb") as file:
+            file.seek(self._read_bytes)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._read_bytes += len(line)
+                row = json.loads(line)
+                if row["kind"] == "learner":
+                    self._trained_at[row["learner"]] = time.monotonic()
+        spared = self._trained_at.keys() - {fault.learner, *(learner for _, learner in self._frozen)}
+        since = time.monotonic() - TRAINS_S
+        return fault.kind == "join" or any(self._trained_at[each] > since for each in spared)
+
+    def _carry_out(self, fault: Fault, launcher: Launcher, elapsed: float) -> None:
         runs = fault.learner in launcher.running
         if runs == (fault.kind == "join"):
             self.impossible[fault] = f"learner {fault.learner} {'still ran' if runs else 'had ended before'}"
             return
-        self.happened[fault] = now_s
+        self.happened[fault] = self._first_row_s + elapsed
+        self._trained_at.pop(fault.learner, None)
         if fault.kind == "join":
             launcher.start(fault.learner)
         elif fault.kind == "kill":
@@ -108,7 +134,7 @@ class FaultInjector:
         else:
             assert fault.duration_s is not None
             launcher.send(fault.learner, signal.SIGSTOP)
-            self._frozen.append((fault.at_s + fault.duration_s, fault.learner))
+            self._frozen.append((elapsed + fault.duration_s, fault.learner))
 
     def report(self) -> list[dict[str, Any]]:
         """Every fault as plain values: `happened_s` is None if it did not happen, and `reason` then says why."""
@@ -154,8 +180,8 @@ def check(config: Config, faults: Sequence[Fault], folder: Path) -> None:
             raise ConfigError(f"'{each}' holds a run already; choose another --out")
 
 
-def run(config: Config, faults: Sequence[Fault], folder: Path) -> dict[str, Any]:
-    """Train without faults, then with faults; returns the outcome of both.
+def run(config: Config, faults: Sequence[Fault], folder: Path, *, patient: bool = False) -> dict[str, Any]:
+    """Train without faults, then with faults, see `FaultInjector`; returns the outcome of both.
 
     Raises KeyboardInterrupt if a signal has stopped one of the runs, and RoundelayError if the run without faults fails.
     """
@@ -164,18 +190,18 @@ def run(config: Config, faults: Sequence[Fault], folder: Path) -> dict[str, Any]
     undisturbed = run_once(config, (), folder / "undisturbed")
     if not undisturbed["finished"]:
         raise RoundelayError(f"the run without faults failed; its logs are in '{folder / 'undisturbed' / 'logs'}'")
-    disturbed = run_once(config, faults, folder / "disturbed")
+    disturbed = run_once(config, faults, folder / "disturbed", patient=patient)
     return {"faults": disturbed.pop("faults"), "undisturbed": undisturbed, "disturbed": disturbed}
 
 
-def run_once(config: Config, faults: Sequence[Fault], folder: Path) -> dict[str, Any]:
+def run_once(config: Config, faults: Sequence[Fault], folder: Path, *, patient: bool = False) -> dict[str, Any]:
     """Train with these faults, and return the outcome. The run writes an audit.
 
     Raises KeyboardInterrupt if a signal has stopped the run.
     """
     config = replace(config, metrics=replace(config.metrics, every_s=ROW_EVERY_S, audit=True))
     run_directory.begin(folder, config, "roundelay chaos")
-    injector = FaultInjector(faults, folder / run_directory.METRICS)
+    injector = FaultInjector(faults, folder / run_directory.METRICS, patient=patient)
     supervisor = Supervisor(config, folder, meanwhile=injector)
     said, code = supervisor.run().verdict()
     sys.stderr.write(said)

@@ -35,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="freeze a learner at this time, for DURATION seconds",
     )
     add("--join", metavar="LEARNER@TIME", **repeated, help="start another learner, or restart one that was killed")
-    add("--campaign", type=positive_int, metavar="N", help="N random faults: kills with restarts, and freezes")
+    add(
+        "--campaign",
+        type=positive_int,
+        metavar="N",
+        help="N random faults: kills with restarts, and freezes; one learner always trains",
+    )
     add("--every", default="5s", metavar="TIME", help="with --campaign: time between two faults (default: 5s)")
     add("--simulated", action="store_true", help="random faults on the virtual clock, instead of real processes")
     add("--schedules", type=positive_int, metavar="N", help="with --simulated: how many, from --seed on (default 100)")
@@ -57,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.campaign is not None:
         faults = campaign.drawn(config, args.campaign, _seconds(args.every), config.seed)
     folder = args.out or dated_folder(args.recipe, "chaos-")
-    result = chaos.run(config, faults, folder)
+    result = chaos.run(config, faults, folder, patient=args.campaign is not None)
     if args.campaign is not None:
         result["campaign"] = campaign.summary(result, folder)
     if args.json:

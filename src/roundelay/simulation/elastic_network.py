@@ -47,7 +47,7 @@ class ElasticNetwork(SimulatedNetwork):
     Attributes:
         listeners: open ports.
         corrupt: links on which the next message with weights is altered.
-        on_applied: called with a transport, an exchange, its correction and the sign, when weights have changed.
+        on_applied: called with a transport, an exchange, its difference and the sign, when weights have changed.
         on_attached: called with a transport when a strategy begins to serve calls on it.
     """
 

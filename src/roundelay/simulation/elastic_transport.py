@@ -160,9 +160,9 @@ class ConnectedTransport(SimulatedTransport):
         """Send over the connection for heartbeats."""
         self.network.travel(self.rank, other.rank, other.process, action, (self, "heartbeats"))
 
-    def applied(self, exchange: object, correction: Tensor, sign: float) -> None:
+    def applied(self, exchange: object, difference: Tensor, sign: float) -> None:
         """Tell the observer."""
-        self.network.on_applied(self._whole, exchange, correction, sign)
+        self.network.on_applied(self._whole, exchange, difference, sign)
 
     def alters(self, target: SimulatedTransport) -> bool:
         """Whether a fault alters the message that travels to the target now; only one."""

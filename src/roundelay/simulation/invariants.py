@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from roundelay.errors import LaunchError, PeerLostError, RendezvousLostError, StrategyError, described
 from roundelay.simulation.fault_schedule import EPOCHS, STEPS
+from roundelay.strategies.pair_exchange import WEIGHT
 
 if TYPE_CHECKING:
     from roundelay.simulation.elastic_transport import ElasticTransport
@@ -24,12 +25,12 @@ INVARIANTS = {
     "while the rendezvous is away; if steps wait for others, the last batch of a lost learner may be unused",
     "no learner trains alone unknowingly": "a learner that the rendezvous has dropped knows it after 8 s, if it is connected",
     "generations never fork": "the generations of a learner only grow; two learners in one generation have the same members",
-    "lead <= max_lead": "at every step of adpsgd, unless learners were lost or refused",
+    "lead <= max_lead": "at every step of adpsgd, if a neighbour is neither lost nor silent; not once weights were refused",
     "weights are finite": "at every step: NaN in one learner never reaches another one",
     "the consensus is exact": "all learners get the same mean, and it is the mean of their weights",
     "every wait ends": "after the last fault all living learners finish the run; no learner ends by an error",
 }
-SOFT = {"join", "slow", "delay", "reconnect", "rendezvous"}  # no exchange fails, and no learner is silent
+REFUSED = {"corrupt", "nan"}  # exchanges are refused, and after some tries a learner goes on
 ALONE_S = 8.0  # heartbeats are missing for 5 s, then a learner connects again and is told
 EXACT = 1e-9
 
@@ -57,7 +58,7 @@ class Invariants:
         self._expected: dict[object, _Weights] = {}  # by transport
         self._participants: dict[int, Participant] = {}  # by learner: the newest process
         self._generation: dict[object, int] = {}  # by process: the newest generation
-        self._members: dict[int, tuple[int, ...]] = {}  # by generation
+        self._members: dict[int, tuple[int, set[int]]] = {}  # by generation: the first learner in it, and its members
         self._dropped_since: dict[object, float] = {}  # by process
         self._exchanges: dict[object, Tensor] = {}  # under way: what one end has added
         self._used: Counter[int] = Counter()  # by batch: gradients that were applied
@@ -117,12 +118,12 @@ class Invariants:
         if members.generation < before:
             what = f"learner {participant.id} went from generation {before} back to {members.generation}"
             self.violated("generations never fork", what)
-        known = self._members.setdefault(members.generation, members.living)
-        others = {
-            participant.id
-        }  # a learner that joins adds itself to the view of the others, until it is told the next one
-        if set(known) - others != set(members.living) - others:
-            what = f"generation {members.generation} has the members {known} for one learner, and {members.living} for"
+        first, known = self._members.setdefault(members.generation, (participant.id, set(members.living)))
+        # A learner that joins adds itself to the view of the others, until it is told the next one.
+        if not known ^ set(members.living) <= {first, participant.id}:
+            what = (
+                f"generation {members.generation} has the members {known} for learner {first}, and {members.living} for"
+            )
             self.violated("generations never fork", f"{what} learner {participant.id}")
 
     def _check_known(self, participant: Participant) -> None:
@@ -141,10 +142,11 @@ class Invariants:
         schedule, learner = self._world.schedule, participant.learner
         assert learner is not None
         begun = {fault.kind for fault in schedule.faults if fault.at_s <= self._world.clock.now()}
-        if self._in_pairs and begun <= SOFT and not learner.transport.lost:
-            lead = learner.strategy.metrics()["lead_max"]
-            if lead > schedule.max_lead:
-                self.violated("lead <= max_lead", f"learner {participant.id} leads by {lead:g} of {schedule.max_lead}")
+        if not self._in_pairs or begun & REFUSED:
+            return
+        lead = learner.strategy.metrics()["lead"]
+        if lead > schedule.max_lead and _reachable(learner.strategy._partners):  # type: ignore[attr-defined]
+            self.violated("lead <= max_lead", f"learner {participant.id} leads by {lead:g} of {schedule.max_lead}")
 
     # At every exchange -----------------------------------------------------------------------------------------------------
 
@@ -156,27 +158,27 @@ class Invariants:
         begin: Any = transport._begin
         return begin.__self__._live.flat.views[0].detach()  # type: ignore[no-any-return]
 
-    def _applied(self, transport: ElasticTransport, exchange: object, correction: Tensor, sign: float) -> None:
+    def _applied(self, transport: ElasticTransport, exchange: object, difference: Tensor, sign: float) -> None:
         if not self._in_pairs:
             return
-        self._check_balance(transport, exchange, correction, sign)
+        self._check_balance(transport, exchange, difference, sign)
         expected = self._expected.get(transport)
         if expected is None or not transport.process.alive:
             return
-        expected.expected += sign * correction.view(torch.float64)[: len(expected.expected)]
+        expected.expected += sign * WEIGHT * difference.view(torch.float64)[: len(expected.expected)]
         self._compare(transport, expected)
 
-    def _check_balance(self, transport: ElasticTransport, exchange: object, correction: Tensor, sign: float) -> None:
+    def _check_balance(self, transport: ElasticTransport, exchange: object, difference: Tensor, sign: float) -> None:
         """The caller must subtract what the other end has added; only a fault may take back half of an exchange."""
         added = self._exchanges.get(exchange)
         if sign > 0:
-            self._exchanges[exchange] = correction.clone()
+            self._exchanges[exchange] = difference.clone()
         elif added is None:  # the other end has taken it back before, or the caller has subtracted it
             if self._world.schedule.harmless:
                 self.violated("the sum is conserved", f"learner {transport.rank} took back half of an exchange")
         else:
             del self._exchanges[exchange]
-            if not torch.equal(added, correction):
+            if not torch.equal(added, difference):
                 self.violated("the sum is conserved", f"learner {transport.rank} subtracted not what another one added")
 
     def _compare(self, transport: ElasticTransport, expected: _Weights) -> None:
@@ -236,11 +238,19 @@ class Invariants:
         if unused and not (waits and len(unused) <= lost):
             self.violated("every sample is used", f"batches {unused} were never used")
         twice = sum(count - 1 for count in self._used.values() if count > 1)
-        away = any(fault.kind in ("rendezvous", "reconnect", "partition") for fault in schedule.faults)
+        away = any(fault.kind in ("rendezvous", "stall", "reconnect", "partition") for fault in schedule.faults)
         if twice > lost and not away:
             self.violated(
                 "every sample is used", f"{twice} batches were used twice, but only {lost} learners were lost"
             )
+
+
+def _reachable(partners: Any) -> set[int]:  # noqa: ANN401
+    """The neighbours of a learner that are neither lost nor silent."""
+    mixing, living = partners._mixing, partners._membership.living
+    rounds = range(mixing.period or 0)
+    neighbours = {living[each] for round in rounds for each in mixing.row(partners._position, round)}
+    return (neighbours or {*living}) - partners.lost - partners._silent - {partners._rank}
 
 
 def weights_of(learner: Any) -> Tensor:  # noqa: ANN401

@@ -40,8 +40,8 @@ class ADPSGD(Strategy):
     steps, so shards that call in the same step call the same node. A shard whose last call is still under way skips a step.
     So the last exchanges of two shards of a node are at most `max_lead` steps apart.
 
-    Extra memory: live weights, the correction, and (unless the peers share memory) the request being served. An exchange
-    with a silent peer is set aside; then there is a second correction.
+    Extra memory: live weights, the difference, and (unless the peers share memory) the request being served. An exchange
+    with a silent peer is set aside; then there is a second difference.
 
     Args:
         topology: a name, a graph file, `module:function`, or a function from the number of learners to a Mixing. Its
@@ -49,7 +49,7 @@ class ADPSGD(Strategy):
             successor in the permutation of this round.
         max_lead: own steps since the last finished exchange, own or served, after which a learner waits for one.
         wire: "bfloat16" or "float16" halves what travels between machines; None sends weights as they are. Both ends apply
-            the same rounded correction, so the sum is conserved all the same.
+            the same rounded difference, so the sum is conserved all the same.
     """
 
     synchronous = False

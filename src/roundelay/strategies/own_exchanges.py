@@ -18,8 +18,6 @@ from roundelay.strategies.partners import Partners
 from roundelay.transport.base import NO_CALLS, Call, Transport
 from roundelay.weights.flat import NON_FINITE, Flat
 
-DISAGREEMENT_EVERY = 8  # exchanges: |s_i - x_j| costs a pass over the weights
-
 
 @dataclass(frozen=True)
 class _Exchange:
@@ -41,17 +39,17 @@ class OwnExchanges:
         counts: guarded by the lock of the live weights.
 
     Attributes:
-        disagreement2: |s_i - x_j|^2 of a recent exchange.
+        disagreement2: |s_i - x_j|^2 of the last exchange.
     """
 
     def __init__(self, live: PairAverage, transport: Transport, partners: Partners, counts: ExchangeCounts) -> None:
         self._live, self._transport, self._partners, self._counts = live, transport, partners, counts
-        self._corrections = [self._new_correction()]  # free: no exchange uses them
+        self._buffers = [self._new_buffer()]  # free: no exchange uses them
         self._last = self._aside = _Exchange()
         self._failure: BaseException | None = None  # raised in a thread of the transport
         self.disagreement2 = 0.0
 
-    def _new_correction(self) -> Flat:
+    def _new_buffer(self) -> Flat:
         return Flat(self._live.flat.views, self._transport.allocate)
 
     def start_unless_under_way(self) -> None:
@@ -96,9 +94,9 @@ class OwnExchanges:
             return False
         self._counts.call_started(peer)
         exchange = self._last = _Exchange(peer, Future())
-        correction = self._corrections.pop() if self._corrections else self._new_correction()
-        ended = self._transport.call(peer, Call(self._live.flat.storage, correction.storage, self._begin))
-        ended.add_done_callback(lambda ended: self._ended(ended, exchange, correction))
+        buffer = self._buffers.pop() if self._buffers else self._new_buffer()
+        ended = self._transport.call(peer, Call(self._live.flat.storage, buffer.storage, self._begin))
+        ended.add_done_callback(lambda ended: self._ended(ended, exchange, buffer))
         return True
 
     @contextlib.contextmanager
@@ -108,31 +106,33 @@ class OwnExchanges:
         with self._live.lock:
             self._counts.finished += 1
             self._counts.exchanged()
-        if self._counts.finished % DISAGREEMENT_EVERY == 1:
-            self.disagreement2 = end.norm2()
+        self.disagreement2 = end.distance2
 
-    def _ended(self, ended: Future[None], exchange: _Exchange, correction: Flat) -> None:
+    def _ended(self, ended: Future[None], exchange: _Exchange, buffer: Flat) -> None:
         try:
-            self._take_result(ended, exchange.peer, correction)
+            self._take_result(ended, exchange.peer, buffer)
         except BaseException as unexpected:  # a future swallows what its callbacks raise: the next step raises this
             self._failure = unexpected
         finally:
             exchange.over.set_result(None)
 
-    def _take_result(self, ended: Future[None], peer: int, correction: Flat) -> None:
-        try:
-            ended.result()
-        except RefusedError as error:
-            self._count_failed()
-            if error.reason == NON_FINITE:
-                self._live.stop_narrowing()  # a number may be too large for the wire dtype
-        except PeerLostError as error:
+    def _take_result(self, ended: Future[None], peer: int, buffer: Flat) -> None:
+        # Not `result()`: the error's traceback would hold this frame, which holds `ended`, which holds the error. Only the
+        # garbage collector would end that cycle, and the shared memory of the buffer with it.
+        error = ended.exception()
+        if isinstance(error, PeerLostError):
             self._count_failed()
             if error.reason == NO_CALLS or peer in self._transport.lost:  # not if it has come back at another address
                 self._partners.lose(peer, error.reason)
-            self._transport.free(correction.storage)  # a peer that is only frozen may still write to it
+            self._transport.free(buffer.storage)  # a peer that is only frozen may still write to it
             return
-        self._corrections.append(correction)
+        if isinstance(error, RefusedError):
+            self._count_failed()
+            if error.reason == NON_FINITE:
+                self._live.stop_narrowing()  # a number may be too large for the wire dtype
+        elif error is not None:
+            raise error
+        self._buffers.append(buffer)
 
     def _count_failed(self) -> None:
         with self._live.lock:

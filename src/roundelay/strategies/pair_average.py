@@ -17,9 +17,9 @@ from roundelay.weights import Flat, Replica
 class PairAverage:
     r"""The live weights x of one learner, and its part in averaging them with peers.
 
-    The caller i sends what its weights are, $s_i$. The answering learner j computes the correction $c = w (s_i - x_j)$ once,
-    sets $x_j \leftarrow x_j + c$ and replies with c; the caller sets $x_i \leftarrow x_i - c$. Both apply the same rounded
-    numbers, so the sum over learners is conserved, even if steps come between two pieces.
+    The caller i sends what its weights are, $s_i$. The answering learner j computes the difference $d = s_i - x_j$ once,
+    sets $x_j \leftarrow x_j + w d$ and replies with d; the caller sets $x_i \leftarrow x_i - w d$. Both use the same rounded
+    d, so the sum over learners is conserved, even if steps come between two pieces.
 
     Args:
         replica: the weights; on an accelerator exchanges wait for its copies, and tell it of corrections.

@@ -73,7 +73,7 @@ class CallServer:
                 if header.is_other_layout(self._owner.layout):
                     raise RefusedError(peer, "another model")
                 with begin(peer, request, reply) as exchange:
-                    self._answer_pieces(connection, exchange, shared=header.shared_fd >= 0)
+                    self._answer_pieces(connection, exchange, shared=header.shared >= 0)
         except RefusedError as error:
             if error.reason != NO_CALLS:
                 self._owner.refused.count(error.reason, f"a call of learner {peer}")
@@ -103,9 +103,9 @@ class CallServer:
 
         If the peer whose call uses that buffer is frozen, the next call replaces the buffer and waits no longer.
         """
-        if header.shared_fd >= 0:
-            reply = connection.memory.map(header.shared_fd, header.nbytes)
-            yield connection.memory.map(header.request_fd, header.nbytes), reply
+        if header.shared >= 0:
+            reply = connection.memory.map(header.shared, header.nbytes)
+            yield connection.memory.map(header.request, header.nbytes), reply
             return
         buffer = self._free_request_buffer()
         try:

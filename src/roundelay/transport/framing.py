@@ -28,7 +28,7 @@ MESSAGE_LIMIT_BYTES = 2**40
 CHECKSUM = "checksum"
 
 # With its tag a header has 64 bytes, so that the payload behind it starts at a cache line, which the kernel copies faster.
-_HEADER = struct.Struct(f"!BxxxiIiQQ8x{CHECKSUM_BYTES}s")
+_HEADER = struct.Struct(f"!BxxxqIqQQ{CHECKSUM_BYTES}s")
 _COUNT = struct.Struct("!Q")
 _TAG_BYTES = 16
 HEADER_BYTES = _HEADER.size + _TAG_BYTES
@@ -56,8 +56,8 @@ class Header(NamedTuple):
         kind: of the message.
         nbytes: of the payload.
         round: of a swap.
-        shared_fd: if >= 0, payloads do not follow but are in this shared memory of the sender; replies go there, too.
-        request_fd: if >= 0, the request of a call is in this memory instead, and `shared_fd` only takes the reply.
+        shared: if >= 0, payloads do not follow but are in this shared memory of the sender; replies go there, too.
+        request: if >= 0, the request of a call is in this memory instead, and `shared` only takes the reply.
         layout: code of the layout of the weights; 0: not checked.
         checksum: of the payload, if one follows.
     """
@@ -65,23 +65,23 @@ class Header(NamedTuple):
     kind: Kind
     nbytes: int
     round: int = 0
-    shared_fd: int = -1
-    request_fd: int = -1
+    shared: int = -1
+    request: int = -1
     layout: int = 0
     checksum: bytes = bytes(CHECKSUM_BYTES)
 
     def pack(self) -> bytes:
         """As it travels, without its tag."""
-        memory = self.shared_fd, self.layout, self.request_fd
+        memory = self.shared, self.layout, self.request
         return _HEADER.pack(self.kind, *memory, self.round, self.nbytes, self.checksum)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Header:
         """The inverse of `pack`. Raises HandshakeError for values that no learner sends."""
-        kind, shared_fd, layout, request_fd, round, nbytes, expected = _HEADER.unpack(packed)
+        kind, shared, layout, request, round, nbytes, expected = _HEADER.unpack(packed)
         if nbytes > MESSAGE_LIMIT_BYTES:
             raise HandshakeError(f"the other end announced {nbytes} bytes, more than any model has")
-        return cls(known(Kind, kind), nbytes, round, shared_fd, request_fd, layout, expected)
+        return cls(known(Kind, kind), nbytes, round, shared, request, layout, expected)
 
     def is_other_layout(self, layout: int) -> bool:
         """Whether these are certainly weights of another model."""

@@ -79,8 +79,8 @@ class Receiver:
             )
         buffer = torch.empty(header.nbytes, dtype=torch.uint8) if target is None else target
         try:
-            if header.shared_fd >= 0:
-                buffer.copy_(connection.memory.map(header.shared_fd, header.nbytes))
+            if header.shared >= 0:
+                buffer.copy_(connection.memory.map(header.shared, header.nbytes))
             else:
                 receive_payload(self._owner, connection, buffer, header)
         except RefusedError as error:

@@ -51,10 +51,10 @@ class Requests:
     def call(self, peer: int, call: Call) -> None:
         """Exchange with `peer`: send the pieces of the request, and apply the replies as they come."""
         with self._connections.to(peer) as connection:
-            fds = self._shared_fd(connection, call.buffer), self._shared_fd(connection, call.memory)
-            shared = min(fds) >= 0
+            places = self._shared(connection, call.buffer), self._shared(connection, call.memory)
+            shared = min(places) >= 0
             with call.begin(peer, call.memory if shared else call.buffer, call.buffer) as exchange:
-                header = Header(Kind.CALL, exchange.nbytes, 0, *(fds if shared else (-1, -1)), self._owner.layout)
+                header = Header(Kind.CALL, exchange.nbytes, 0, *(places if shared else (-1, -1)), self._owner.layout)
                 with connection.sending(_requests(header, exchange, shared=shared)):
                     for k, piece in enumerate(exchange.pieces):
                         answer = self._answer(connection, Kind.REPLY)
@@ -85,10 +85,10 @@ class Requests:
         """Our part of a swap: returns once `peer` has it, so that the buffer may change again."""
         swap.wait()
         with self._connections.to(peer) as connection:
-            fd = self._shared_fd(connection, swap.outgoing)
-            header = Header(Kind.SWAP, swap.outgoing.nbytes, swap.round, fd, layout=self._owner.layout)
+            place = self._shared(connection, swap.outgoing)
+            header = Header(Kind.SWAP, swap.outgoing.nbytes, swap.round, place, layout=self._owner.layout)
             for attempts_left in reversed(range(SWAP_ATTEMPTS)):
-                sent = connection.send(header, swap.outgoing if fd < 0 else None)
+                sent = connection.send(header, swap.outgoing if place < 0 else None)
                 self._owner.traffic.sent(peer, sent)
                 try:
                     self._answer(connection, Kind.RECEIVED)
@@ -97,8 +97,8 @@ class Requests:
                     if not attempts_left:
                         raise
 
-    def _shared_fd(self, connection: Connection, buffer: Tensor) -> int:
-        """The file descriptor by which the peer can map `buffer`; -1 if the peer cannot map it."""
+    def _shared(self, connection: Connection, buffer: Tensor) -> int:
+        """Where the peer finds `buffer` in our shared memory; -1 if the peer cannot map it."""
         return self._memory.locate(buffer) if self._memory and connection.peer.host == self._host else -1
 
     def _answer(self, connection: Connection, expected: Kind) -> Header:

@@ -62,8 +62,8 @@ class SimulatedTransport(Transport):
         """Run `action` at the target when a message of this size arrives there; see `SimulatedNetwork.deliver`."""
         self.network.deliver(self.rank, target.rank, nbytes, action, streamed=streamed)
 
-    def applied(self, exchange: object, correction: Tensor, sign: float) -> None:
-        """An exchange has changed the weights of this learner by `sign` times the correction. For observers."""
+    def applied(self, exchange: object, difference: Tensor, sign: float) -> None:
+        """An exchange has changed the weights of this learner by `sign` times its share of the difference. For observers."""
 
     def alters(self, target: SimulatedTransport) -> bool:
         """Whether the message that travels to the target now is altered on its way."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from learner_states import StateTransport, bytes_of, training_state
 
+from roundelay import elastic
 from roundelay.cluster.membership import Membership, View
 from roundelay.elastic import ElasticGroup
 from roundelay.errors import LaunchError, MembershipChangedError
@@ -155,7 +156,8 @@ def test_a_joining_learner_begins_with_the_mean_of_its_two_nearest_peers():
 def test_a_joining_learner_that_gets_no_weights_fails_and_closes_its_transport():
     transport = Transport()
     group = ElasticGroup(Client(3, view_of([0, 1, 2, 3])), Endpoint(transport), training_state(0.0)[1])
-    with pytest.raises(LaunchError, match="no learner of the run could send its weights"):
+    group.stopping = lambda: True
+    with pytest.raises(LaunchError, match="leaves, because it cannot reach the others"):
         group.connect(strategy(reforms_alone=True), ready=False)
     assert transport.calls[0][0] == "close"
 
@@ -253,3 +255,17 @@ def test_a_learner_that_has_joined_by_a_meeting_is_no_longer_joining():
     group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1])
     group.meet(Progress(ready=False, first_unconfirmed=0, weight_steps=0))
     assert not client.joining
+
+
+def test_a_learner_that_joins_asks_again_if_all_that_could_send_it_weights_are_lost(monkeypatch):
+    """Learner 0 dies while it sends; meanwhile learner 2 has joined, and can help."""
+    client, transport = Client(1, view_of([0, 1]), joining=True), Transport({2: bytes_of(5.0)})
+    registered = [view_of([1, 2], generation=1)]
+    client.check, client.dropped = lambda: None, None
+    client.rejoin = lambda address: registered.pop()
+    monkeypatch.setattr(elastic.waiting, "sleep", lambda seconds: None)
+    module, state = training_state(0.0)
+    group = ElasticGroup(client, Endpoint(transport), state)
+    group.enter(strategy(reforms_alone=True), ready=False, steps=0, agreement="")
+    assert torch.equal(module.weight, torch.full((1, 2), 5.0))
+    assert group.view.membership.living == (1, 2)

@@ -7,7 +7,7 @@ import torch
 from learner_states import StateTransport, bytes_of, training_state
 
 from roundelay.cluster.membership import Membership
-from roundelay.errors import LaunchError
+from roundelay.errors import LaunchError, PeerLostError
 from roundelay.meeting import Progress
 from roundelay.state_transfer import take_mean, take_newest
 
@@ -45,9 +45,11 @@ def test_a_joining_learner_takes_no_weights_that_are_not_finite():
         take_mean(3, state, StateTransport({1: bytes_of(float("inf"))}), Membership.of(4))
 
 
-def test_a_joining_learner_that_gets_no_weights_fails():
-    with pytest.raises(LaunchError, match="no learner of the run could send its weights"):
+def test_a_joining_learner_whose_peers_are_all_lost_says_so_and_one_that_is_alone_fails():
+    with pytest.raises(PeerLostError):  # so that it asks for the members once more
         take_mean(3, training_state(0.0)[1], StateTransport(), Membership.of(4))
+    with pytest.raises(LaunchError, match="no learner of the run could send its weights"):
+        take_mean(0, training_state(0.0)[1], StateTransport(), Membership.of(1))
 
 
 @pytest.mark.parametrize(("needs_equal_weights", "expected"), [(True, 5.0), (False, 1.0)])

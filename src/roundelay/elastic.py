@@ -206,7 +206,7 @@ class ElasticGroup:
         self._not_reached.clear()
         try:
             if joining:
-                take_mean(self.id, self._state, transport, self.view.membership)
+                self._take_mean(transport)
                 self.took_state = True
             elif self.view.values:  # a meeting has formed this view
                 progress, equal = progress_in(self.view), strategy.needs_equal_weights
@@ -216,6 +216,16 @@ class ElasticGroup:
             transport.close(described(error))
             raise
         return transport
+
+    def _take_mean(self, transport: Transport) -> None:
+        """Raises PeerLostError, after a moment in which the rendezvous may notice it, if all others are lost."""
+        try:
+            take_mean(self.id, self._state, transport, self.view.membership)
+        except PeerLostError as error:
+            if self.stopping():
+                raise LaunchError(f"learner {self.id} leaves, because it cannot reach the others: {error}") from error
+            waiting.sleep(RETRY_S)
+            raise
 
     def _wait_for_all(self, transport: Transport) -> None:
         """Wait until all learners have their state. Raises MembershipChangedError if one was lost meanwhile."""

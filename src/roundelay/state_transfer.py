@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 
 from roundelay import waiting
@@ -18,19 +17,23 @@ DONORS = 2  # a learner that joins an asynchronous run begins with the mean of t
 def take_mean(learner: int, state: TrainingState, transport: Transport, membership: Membership) -> None:
     """Replace the state of `learner`, which joins while the others train, by the mean state of its nearest peers.
 
-    If none of these replies, or all have weights that are not finite, ask the others one by one. Raises LaunchError if no peer
-    can help.
+    If none of these replies, or all have weights that are not finite, ask the others one by one. Raises PeerLostError if all are
+    lost, LaunchError if those that reply have no finite weights.
     """
-    others = _nearest(learner, membership)
+    others, lost = _nearest(learner, membership), list[PeerLostError]()
     for donors in (others[:DONORS], *([other] for other in others[DONORS:])):
         states = []
         for fetched in [transport.fetch(donor) for donor in donors]:
-            with contextlib.suppress(PeerLostError):
+            try:
                 states.append(waiting.result(fetched))
+            except PeerLostError as error:
+                lost.append(error)
         states = [each for each in states if state.finite(each)]
         if states:
             state.load_mean(states)
             return
+    if lost and len(lost) == len(others):
+        raise lost[0]
     raise LaunchError("no learner of the run could send its weights to this one, which joins")
 
 

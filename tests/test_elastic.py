@@ -9,10 +9,17 @@ import pytest
 import torch
 from learner_states import StateTransport, bytes_of, training_state
 
-from roundelay import elastic
 from roundelay.cluster.membership import Membership, View
 from roundelay.elastic import ElasticGroup
-from roundelay.errors import LaunchError, MembershipChangedError
+from roundelay.errors import (
+    DroppedError,
+    LaunchError,
+    MembershipChangedError,
+    MissingLearnersError,
+    PeerLostError,
+    RendezvousLostError,
+)
+from roundelay.group_computation import together
 from roundelay.meeting import Progress
 from roundelay.transport.heartbeats import NO_HEARTBEAT
 
@@ -23,7 +30,8 @@ class Client:
     def __init__(self, learner, view, *views, joining=False):
         self.id, self.view, self.views, self.joining = learner, view, list(views), joining
         self.calls, self.barriers = [], []
-        self.on_view = None
+        self.on_view = self.dropped = None
+        self.begun = True
 
     def barrier(self, generation, value=None, lost=(), address=None, timeout_s=None):
         self.barriers.append((generation, value, list(lost), address))
@@ -35,6 +43,15 @@ class Client:
 
     def ready(self):
         self.calls.append("ready")
+
+    def check(self):
+        if self.dropped is not None:
+            raise DroppedError(self.dropped)
+
+    def rejoin(self, address, *, weights):
+        self.calls.append(("rejoin", weights))
+        self.dropped, self.joining, self.view = None, not weights, self.views.pop(0)
+        return self.view
 
 
 class Transport(StateTransport):
@@ -156,8 +173,7 @@ def test_a_joining_learner_begins_with_the_mean_of_its_two_nearest_peers():
 def test_a_joining_learner_that_gets_no_weights_fails_and_closes_its_transport():
     transport = Transport()
     group = ElasticGroup(Client(3, view_of([0, 1, 2, 3])), Endpoint(transport), training_state(0.0)[1])
-    group.stopping = lambda: True
-    with pytest.raises(LaunchError, match="leaves, because it cannot reach the others"):
+    with pytest.raises(PeerLostError, match="its process ended"):
         group.connect(strategy(reforms_alone=True), ready=False)
     assert transport.calls[0][0] == "close"
 
@@ -229,7 +245,7 @@ def test_a_learner_that_joins_lets_the_others_train_until_it_can_reach_them(monk
     endpoint = Endpoint(Transport(), cut_off=[1])
     group = ElasticGroup(client, endpoint, training_state(0.0)[1])
 
-    def again(address):
+    def again(address, *, weights):
         assert client.barriers == []
         endpoint.cut_off = []
         return client.view
@@ -238,6 +254,74 @@ def test_a_learner_that_joins_lets_the_others_train_until_it_can_reach_them(monk
     monkeypatch.setattr("roundelay.elastic.RETRY_S", 0.0)
     group.meet(Progress(ready=False, first_unconfirmed=0, weight_steps=0))
     assert len(client.barriers) == 1
+
+
+@pytest.mark.parametrize("reforms_alone", [False, True])
+def test_a_learner_that_was_dropped_keeps_its_weights_if_no_other_learner_is_left(reforms_alone):
+    alone, met = view_of([0], 5), view_of([0], 6, {0: progress(steps=9)})
+    client = Client(0, view_of([0, 1]), alone, met, view_of([0], 7))
+    module, state = training_state(1.0)
+    group = ElasticGroup(client, Endpoint(Transport()), state)
+    group.has_weights, client.dropped = True, "no heartbeat for 5 s"
+    group.enter(strategy(reforms_alone=reforms_alone), ready=True, steps=9, agreement="")
+    assert group.revived
+    assert client.calls == [("rejoin", True)]
+    assert client.barriers[0][1]["progress"]["ready"]
+    assert torch.equal(module.weight, torch.full((1, 2), 1.0))
+
+
+def test_a_learner_that_was_dropped_waits_for_a_rendezvous_that_is_away(monkeypatch):
+    monkeypatch.setattr("roundelay.elastic.BEAT_S", 0.0)
+    client = Client(2, view_of([0, 1, 2]), view_of([0, 1, 2], 3))
+    errors = [RendezvousLostError("away"), DroppedError("it knows no more than that"), RendezvousLostError("away")]
+    back = client.rejoin
+
+    def rejoin(address, *, weights):
+        if errors:
+            raise errors.pop()
+        return back(address, weights=weights)
+
+    client.rejoin = rejoin
+    group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1])
+    group.rejoin()
+    assert group.view.membership.generation == 3
+    group.stopping, errors[:] = lambda: True, [RendezvousLostError("away")]
+    with pytest.raises(RendezvousLostError):
+        group.rejoin()
+
+
+def test_a_learner_that_joins_asks_again_for_the_others_until_one_of_them_sends_its_weights(monkeypatch):
+    monkeypatch.setattr("roundelay.elastic.RETRY_S", 0.0)
+    client = Client(2, view_of([0, 1, 2]), view_of([0, 1, 2]), joining=True)
+    endpoint, (module, state) = Endpoint(Transport()), training_state(0.0)
+    group = ElasticGroup(client, endpoint, state)
+
+    def again(address, *, weights):
+        endpoint.transport = Transport({1: bytes_of(5.0)})
+        return client.view
+
+    client.rejoin = again
+    group.enter(strategy(reforms_alone=True), ready=False, steps=0, agreement="")
+    assert torch.equal(module.weight, torch.full((1, 2), 5.0))
+
+
+def test_a_consensus_waits_for_a_cut_link_no_longer_than_its_budget(monkeypatch):
+    monkeypatch.setattr("roundelay.group_computation.RETRY_S", 0.01)
+    cut = view_of([0, 1], 2, {0: {"gathered": [1]}, 1: {"gathered": []}})
+    client = Client(0, view_of([0, 1]), *[cut] * 100)
+    group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1])
+    group.learner = SimpleNamespace(transport=Transport(lost={1: "cut"}), strategy=strategy(reforms_alone=True))
+    with pytest.raises(MissingLearnersError, match="missing: 1"):
+        together(group, lambda living: None, timeout_s=0.05)
+    assert 1 < len(client.barriers) < 20
+
+
+def test_a_learner_that_joins_waits_until_the_others_have_begun():
+    client = Client(2, view_of([0, 1, 2]), joining=True)
+    client.begun = False
+    group = ElasticGroup(client, Endpoint(Transport({1: bytes_of(5.0)})), training_state(0.0)[1])
+    with pytest.raises(PeerLostError, match="not begun"):
+        group.connect(strategy(reforms_alone=True), ready=False)
 
 
 def test_a_learner_that_cannot_reach_the_others_leaves_when_it_is_asked_to():
@@ -255,17 +339,3 @@ def test_a_learner_that_has_joined_by_a_meeting_is_no_longer_joining():
     group = ElasticGroup(client, Endpoint(Transport()), training_state(0.0)[1])
     group.meet(Progress(ready=False, first_unconfirmed=0, weight_steps=0))
     assert not client.joining
-
-
-def test_a_learner_that_joins_asks_again_if_all_that_could_send_it_weights_are_lost(monkeypatch):
-    """Learner 0 dies while it sends; meanwhile learner 2 has joined, and can help."""
-    client, transport = Client(1, view_of([0, 1]), joining=True), Transport({2: bytes_of(5.0)})
-    registered = [view_of([1, 2], generation=1)]
-    client.check, client.dropped = lambda: None, None
-    client.rejoin = lambda address: registered.pop()
-    monkeypatch.setattr(elastic.waiting, "sleep", lambda seconds: None)
-    module, state = training_state(0.0)
-    group = ElasticGroup(client, Endpoint(transport), state)
-    group.enter(strategy(reforms_alone=True), ready=False, steps=0, agreement="")
-    assert torch.equal(module.weight, torch.full((1, 2), 5.0))
-    assert group.view.membership.living == (1, 2)

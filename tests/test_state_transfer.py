@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from learner_states import StateTransport, bytes_of, training_state
@@ -41,15 +43,26 @@ def test_a_joining_learner_takes_no_weights_that_are_not_finite():
     transport = StateTransport({0: bytes_of(float("nan")), 1: bytes_of(9.0), 2: bytes_of(3.0)})
     take_mean(3, state, transport, Membership.of(4))
     assert torch.equal(module.weight, torch.full((1, 2), 3.0))
-    with pytest.raises(LaunchError):
+    with pytest.raises(LaunchError, match="finite"):
         take_mean(3, state, StateTransport({1: bytes_of(float("inf"))}), Membership.of(4))
 
 
-def test_a_joining_learner_whose_peers_are_all_lost_says_so_and_one_that_is_alone_fails():
-    with pytest.raises(PeerLostError):  # so that it asks for the members once more
+def test_a_joining_learner_that_reaches_no_other_says_so_and_may_try_again():
+    with pytest.raises(PeerLostError, match="its process ended"):
         take_mean(3, training_state(0.0)[1], StateTransport(), Membership.of(4))
-    with pytest.raises(LaunchError, match="no learner of the run could send its weights"):
+    with pytest.raises(PeerLostError, match="no other learner is left"):
         take_mean(0, training_state(0.0)[1], StateTransport(), Membership.of(1))
+
+
+def test_if_all_learners_were_dropped_they_take_the_weights_of_the_one_with_the_most_steps():
+    dropped = {learner: replace(JOINS, weight_steps=steps, earlier=True) for learner, steps in enumerate((8, 10, 9))}
+    module, state = training_state(1.0)
+    everyone = dropped | {3: JOINS}
+    assert take_newest(0, state, StateTransport({1: bytes_of(5.0)}), everyone, needs_equal_weights=False)
+    assert torch.equal(module.weight, torch.full((1, 2), 5.0))
+    assert not take_newest(1, state, StateTransport(), everyone, needs_equal_weights=False)
+    ready = everyone | {2: at(3)}  # the run went on without those that were dropped
+    assert not take_newest(2, state, StateTransport(), ready, needs_equal_weights=True)
 
 
 @pytest.mark.parametrize(("needs_equal_weights", "expected"), [(True, 5.0), (False, 1.0)])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
 import roundelay
 from roundelay.bench.network_results import read
+from roundelay.bench.throughput import Row
 from roundelay.cli import main
+from roundelay.reports.plots.bench import plot_rows as plot_throughput
 from roundelay.reports.plots.network import plot_rows
 from roundelay.reports.plots.timeline import plot_timeline
 
@@ -28,6 +31,10 @@ NETWORK = {  # recorded by `roundelay bench network`
     "network-steps.svg": "2026-11-18-network.json",
     "network-loss.svg": "2026-11-18-network-language.json",
 }
+THROUGHPUT = (
+    "2026-11-18-throughput-1M.json",
+    "2026-11-18-throughput-10M.json",
+)  # by `roundelay bench throughput --json`
 
 STRATEGIES = {
     "allreduce": roundelay.Allreduce,
@@ -44,6 +51,9 @@ for name, command in COMMANDS.items():
     code = main([*shlex.split(command), str(FOLDER / name)])
     if code:
         raise SystemExit(code)
+
+measured = [row for name in THROUGHPUT for row in json.loads((RESULTS / name).read_text())["rows"]]
+plot_throughput([Row(**row) for row in measured], FOLDER / "bench-throughput.svg")
 
 for name, results in NETWORK.items():
     plot_rows(read(RESULTS / results), FOLDER / name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -18,16 +18,24 @@ from torch import Tensor
 from roundelay import waiting
 from roundelay.cluster.endpoint import Endpoint
 from roundelay.cluster.membership import Address, Membership, View
+from roundelay.cluster.rendezvous.awaited_replies import PATIENCE_S
 from roundelay.cluster.rendezvous.client import RendezvousClient
 from roundelay.cluster.rendezvous.members import STARTED_AGAIN
-from roundelay.errors import DroppedError, LaunchError, MembershipChangedError, PeerLostError, described
+from roundelay.errors import (
+    DroppedError,
+    LaunchError,
+    MembershipChangedError,
+    PeerLostError,
+    RendezvousLostError,
+    described,
+)
 from roundelay.meeting import CONNECTED, GATHERED, Progress, agreed_progress, check_groups, progress_in, values_in
 from roundelay.state_transfer import take_mean, take_newest
 from roundelay.strategies.base import Strategy
 from roundelay.training_state import TrainingState
 from roundelay.transport.base import LEFT, Transport
 from roundelay.transport.healing import RETRY_S
-from roundelay.transport.heartbeats import NO_HEARTBEAT
+from roundelay.transport.heartbeats import BEAT_S, NO_HEARTBEAT
 
 log = logging.getLogger("roundelay")
 
@@ -132,7 +140,11 @@ class ElasticGroup:
     Attributes:
         id: of this learner.
         view: the view that this learner trains with.
+        has_weights: this learner's weights belong to the run, or did until it was dropped.
+        revived: this learner was dropped, and goes on with its weights, because no other learner was left.
         took_state: whether the last `connect` replaced this learner's state by that of others.
+        learner: what trains, once `follow` was called.
+        grouped: addresses of the learners that collectives were last formed for.
         on_link: called, in a thread of the transport, with a peer and whether it can be reached, when that changes.
         stopping: returns whether this learner was asked to stop; called while the learner waits to reach its peers.
     """
@@ -144,12 +156,12 @@ class ElasticGroup:
         assert client.id is not None
         assert client.view is not None
         self.id, self.view = client.id, client.view
-        self._learner: Follower | None = None
+        self.learner: Follower | None = None
         self._not_reached: Counter[int] = Counter()  # by peer, how often in a row it could not be connected to
-        self.took_state = False
+        self.took_state = self.has_weights = self.revived = False
         self.on_link: Callable[[int, bool], None] = lambda peer, reached: None
         self.stopping: Callable[[], bool] = lambda: False
-        self._grouped: dict[int, Address] = {}  # addresses of the learners that collectives were last formed for
+        self.grouped: dict[int, Address] = {}
 
     # Connecting ----------------------------------------------------------------------------------------------------------
 
@@ -176,12 +188,16 @@ class ElasticGroup:
                 if strategy.reforms_alone and self._client.joining:
                     return self.connect(strategy, ready=False), self._state.steps
                 agreed = self.meet(progress)
-                return self.connect(strategy, ready=progress.ready or progress.initial), agreed.weight_steps
+                ready = progress.ready or progress.initial or self.revived
+                return self.connect(strategy, ready=ready), agreed.weight_steps
             except (DroppedError, PeerLostError, MembershipChangedError) as error:
                 log.warning("learner %d connects again: %s", self.id, error)
                 if isinstance(error, DroppedError) or (strategy.reforms_alone and self._client.joining):
                     progress = replace(progress, ready=False, initial=False)
-                    self.rejoin()
+                    if isinstance(error, DroppedError):
+                        self.rejoin()
+                    else:
+                        self.join_later()
 
     def check(self) -> None:
         """Raise DroppedError if the run goes on without this learner."""
@@ -197,7 +213,9 @@ class ElasticGroup:
         Raises PeerLostError or MembershipChangedError if the membership changes meanwhile.
         """
         joining = strategy.reforms_alone and not ready
-        self.took_state, self._grouped = False, {}
+        if joining and not self._client.begun:  # the others still meet to begin, and this learner would hold them up
+            raise PeerLostError(self.view.membership.living[0], "it has not begun to train")
+        self.took_state, self.grouped = False, {}
         try:
             transport = self._endpoint.connect(self.id, self.view, joining=joining)
         except PeerLostError as error:
@@ -206,7 +224,7 @@ class ElasticGroup:
         self._not_reached.clear()
         try:
             if joining:
-                self._take_mean(transport)
+                take_mean(self.id, self._state, transport, self.view.membership)
                 self.took_state = True
             elif self.view.values:  # a meeting has formed this view
                 progress, equal = progress_in(self.view), strategy.needs_equal_weights
@@ -215,17 +233,8 @@ class ElasticGroup:
         except BaseException as error:
             transport.close(described(error))
             raise
+        self.has_weights = True
         return transport
-
-    def _take_mean(self, transport: Transport) -> None:
-        """Raises PeerLostError, after a moment in which the rendezvous may notice it, if all others are lost."""
-        try:
-            take_mean(self.id, self._state, transport, self.view.membership)
-        except PeerLostError as error:
-            if self.stopping():
-                raise LaunchError(f"learner {self.id} leaves, because it cannot reach the others: {error}") from error
-            waiting.sleep(RETRY_S)
-            raise
 
     def _wait_for_all(self, transport: Transport) -> None:
         """Wait until all learners have their state. Raises MembershipChangedError if one was lost meanwhile."""
@@ -240,11 +249,35 @@ class ElasticGroup:
     def rejoin(self) -> None:
         """Register again after DroppedError: the others went on without this learner.
 
-        Raises LaunchError if another process has taken the place of this learner.
+        If the rendezvous is away, try again.
+
+        Raises LaunchError if another process has taken the place of this learner, or if no learner is left to join;
+        RendezvousLostError if the rendezvous is away for longer than `PATIENCE_S`.
         """
-        if self._client.dropped == STARTED_AGAIN:
-            raise LaunchError(f"learner {self.id} ends, because {STARTED_AGAIN}: a run has one process per learner")
-        self.view = self._client.rejoin(self._endpoint.open())
+        until = waiting.now() + PATIENCE_S
+        while True:
+            if self._client.dropped == STARTED_AGAIN:
+                raise LaunchError(f"learner {self.id} ends, because {STARTED_AGAIN}: a run has one process per learner")
+            try:
+                self.view = self._client.rejoin(self._endpoint.open(), weights=self.has_weights)
+            except (DroppedError, RendezvousLostError) as error:
+                if waiting.now() > until or self.stopping():
+                    raise
+                log.warning("learner %d tries again to join: %s", self.id, error)
+                waiting.sleep(BEAT_S)
+            else:
+                self.revived = not self._client.joining
+                return
+
+    def join_later(self, unreached: str = "the others") -> None:
+        """Register again after a while: this learner joins, and cannot reach `unreached`.
+
+        Raises LaunchError if this learner was asked to stop, or if no learner is left that it could join.
+        """
+        if self.stopping():
+            raise LaunchError(f"learner {self.id} leaves, because it cannot reach {unreached}")
+        waiting.sleep(RETRY_S)
+        self.rejoin()
 
     # Meetings ------------------------------------------------------------------------------------------------------------
 
@@ -257,7 +290,8 @@ class ElasticGroup:
         """
         self._client.on_view = lambda view, reason: None  # the meeting gives the newest view
         self._wait_until_reachable()
-        lost = _unreachable(self._learner.transport) if self._learner and progress.ready else []
+        progress = replace(progress, ready=progress.ready or self.revived, earlier=self.has_weights)
+        lost = _unreachable(self.learner.transport) if self.learner and progress.ready else []
         lost += [peer for peer, times in self._not_reached.items() if times > 1]
         generation = self.view.membership.generation
         self.view = self._client.barrier(generation, progress.to_value(), lost, self._endpoint.open())
@@ -266,29 +300,23 @@ class ElasticGroup:
         return agreed_progress(progress, progress_in(self.view))
 
     def _wait_until_reachable(self) -> None:
-        """A learner that joins waits until it can reach all others: otherwise they would stop for a meeting that fails.
-
-        Raises LaunchError if this learner is asked to stop meanwhile.
-        """
+        """A learner that joins waits until it can reach all others: otherwise they would stop for a meeting that fails."""
         said = False
         while self._client.joining:
             others = {peer: address for peer, address in self.view.addresses.items() if peer != self.id}
             cut_off = [peer for peer, address in others.items() if not self._endpoint.reaches(self.id, peer, address)]
             if not cut_off:
                 return
-            if self.stopping():
-                raise LaunchError(f"learner {self.id} leaves, because it cannot reach learners {cut_off}")
             if not said:
                 said = True
                 log.warning("learner %d cannot reach learners %s, and tries again until it can", self.id, cut_off)
-            waiting.sleep(RETRY_S)
-            self.rejoin()
+            self.join_later(f"learners {cut_off}")
 
     # While it trains ------------------------------------------------------------------------------------------------------------
 
     def follow(self, learner: Follower) -> None:
         """Apply every change of the membership to `learner` from now on."""
-        self._learner = learner
+        self.learner = learner
         MembershipChanges(self, learner, self._client, self._state, self._group_size).begin()
 
     def gather(self, value: object, timeout_s: float | None = None) -> View:
@@ -299,53 +327,6 @@ class ElasticGroup:
         """
         view = self._client.barrier(self.view.membership.generation, {GATHERED: value}, timeout_s=timeout_s)
         return replace(view, values=values_in(view, GATHERED))
-
-    def together(self, compute: Callable[[tuple[int, ...]], Result], timeout_s: float | None = None) -> Result:
-        """The result of `compute`, a collective of the living learners that it is given.
-
-        If a learner is lost meanwhile, a strategy that re-forms alone computes again without it.
-
-        Raises MembershipChangedError, on all learners, if they must meet; MissingLearnersError after `timeout_s`.
-        """
-        assert self._learner is not None
-        while True:
-            view = self.gather(_cut_off(self._learner.transport, self.view), timeout_s)
-            living = view.membership.living
-            if cut_off := {learner: peers for learner, peers in view.values.items() if peers}:
-                _wait_for_links(self.id, self._learner.strategy, cut_off)
-                continue
-            if view.addresses != self._grouped:  # a learner that was lost and has come back has a new address
-                self._grouped = view.addresses
-                self._learner.transport.use_generation(view.membership.generation)
-            result: list[Result] = []
-            try:
-                result.append(compute(living))
-            except LaunchError:
-                raise
-            except (ConnectionError, MembershipChangedError, RuntimeError) as error:
-                log.warning("learner %d computes again with all living learners: %s", self.id, error)
-            after = self.gather(bool(result))
-            if after.membership.living == living and all(after.values.values()):
-                return result[0]
-            self._grouped = {}  # a collective that failed may still be under way in the old group
-            if not self._learner.strategy.reforms_alone:
-                raise MembershipChangedError("a learner was lost while all computed together")
-
-
-def _cut_off(transport: Transport, view: View) -> list[int]:
-    """Living learners to which this one has no connection."""
-    return [peer for peer in view.membership.living if peer in transport.lost]
-
-
-def _wait_for_links(learner: int, strategy: Strategy, cut_off: Mapping[int, list[int]]) -> None:
-    """Some learners cannot reach each other: in a collective they would fail, and all others would wait for them.
-
-    Raises MembershipChangedError if the learners must meet.
-    """
-    if not strategy.reforms_alone:
-        raise MembershipChangedError("a learner was lost before all could compute together")
-    log.warning("learner %d waits until all can reach each other; cut off are %s", learner, cut_off)
-    waiting.sleep(RETRY_S)
 
 
 def _unreachable(transport: Transport) -> list[int]:

@@ -145,9 +145,17 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> str:
     "unknown topology 'rnig'; did you mean 'ring'? Known: ring, star"
     """
     known = list(allowed)
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean '{close[0]}'?" if close else "."
-    return f"unknown {kind} '{name}'{hint} Known: {', '.join(known)}"
+    return f"unknown {kind} '{name}'{closest(name, known) or '.'} Known: {', '.join(known)}"
+
+
+def closest(name: str, allowed: Iterable[str]) -> str:
+    """Say which of `allowed` was probably meant by `name`; empty if none is similar.
+
+    >>> closest("--learner", ["--learners", "--seed"])
+    "; did you mean '--learners'?"
+    """
+    close = difflib.get_close_matches(name, list(allowed), n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def described(error: BaseException) -> str:

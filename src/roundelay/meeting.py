@@ -22,6 +22,7 @@ class Progress:
         ready: its weights belong to this run. They do not if it has just joined.
         first_unconfirmed: the first chunk that it does not know to be used by all learners.
         weight_steps: the number of steps that its weights have seen.
+        earlier: its weights belonged to this run until it was dropped; they count if no learner is ready.
         initial: it began with the run and has not trained yet, so its weights can be the first of the run.
         agreement: text that must be equal on all learners.
     """
@@ -29,6 +30,7 @@ class Progress:
     ready: bool
     first_unconfirmed: int
     weight_steps: int
+    earlier: bool = False
     initial: bool = False
     agreement: str = ""
 
@@ -66,9 +68,13 @@ def agreed_progress(own: Progress, all_progress: Mapping[int, Progress]) -> Prog
 
 
 def with_weights(all_progress: Mapping[int, Progress]) -> dict[int, Progress]:
-    """The learners whose weights belong to the run. Before the first step: those that began with the run."""
+    """The learners whose weights belong to the run, else those that had such weights until they were dropped.
+
+    Before the first step: those that began with the run.
+    """
     ready = {learner: each for learner, each in all_progress.items() if each.ready}
-    return ready or {learner: each for learner, each in all_progress.items() if each.initial}
+    earlier = {learner: each for learner, each in all_progress.items() if each.earlier}
+    return ready or earlier or {learner: each for learner, each in all_progress.items() if each.initial}
 
 
 def check_groups(learner: int, membership: Membership, group_size: int) -> None:

@@ -17,24 +17,27 @@ DONORS = 2  # a learner that joins an asynchronous run begins with the mean of t
 def take_mean(learner: int, state: TrainingState, transport: Transport, membership: Membership) -> None:
     """Replace the state of `learner`, which joins while the others train, by the mean state of its nearest peers.
 
-    If none of these replies, or all have weights that are not finite, ask the others one by one. Raises PeerLostError if all are
-    lost, LaunchError if those that reply have no finite weights.
+    If none of these replies, or all have weights that are not finite, ask the others one by one.
+
+    Raises PeerLostError if no peer replies, LaunchError if no peer has finite weights.
     """
-    others, lost = _nearest(learner, membership), list[PeerLostError]()
+    others, lost = _nearest(learner, membership), PeerLostError(learner, "no other learner is left")
+    replied = False
     for donors in (others[:DONORS], *([other] for other in others[DONORS:])):
         states = []
         for fetched in [transport.fetch(donor) for donor in donors]:
             try:
                 states.append(waiting.result(fetched))
             except PeerLostError as error:
-                lost.append(error)
+                lost = error
+        replied = replied or bool(states)
         states = [each for each in states if state.finite(each)]
         if states:
             state.load_mean(states)
             return
-    if lost and len(lost) == len(others):
-        raise lost[0]
-    raise LaunchError("no learner of the run could send its weights to this one, which joins")
+    if not replied:
+        raise lost
+    raise LaunchError("no learner of the run could send finite weights to this one, which joins")
 
 
 def take_newest(

@@ -10,6 +10,7 @@ from roundelay.checks import ChangeWarning
 from roundelay.clock import Steps
 from roundelay.elastic import Result
 from roundelay.errors import DroppedError, MembershipChangedError, StrategyError
+from roundelay.group_computation import together
 from roundelay.peers import Peers
 from roundelay.step_times import StepTimes
 from roundelay.training_state import TrainingState
@@ -101,7 +102,7 @@ class StrategyRunner:
         group = self.peers.group
         if group is None:
             return compute(self.peers.membership.living)
-        return self._until_all_are_there(lambda: group.together(compute, timeout_s))
+        return self._until_all_are_there(lambda: together(group, compute, timeout_s))
 
     def gather(self, value: object) -> dict[int, Any]:
         """The values of all living learners of an elastic run, by id. Raises StrategyError in a run of fixed size."""
@@ -129,7 +130,7 @@ class StrategyRunner:
             raise error
         log.warning("learner %d meets the others: %s", self.peers.transport.rank, error)
         self._behind = self.peers.reconnect(group, error, ready=not dropped)
-        if group.took_state:
+        if group.took_state or dropped:  # the batch of a learner that was dropped is given to another one
             self._void = True
             for weight in self.replica.weights:
                 weight.grad = None

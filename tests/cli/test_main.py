@@ -44,7 +44,24 @@ def test_abbreviated_options_are_refused(mistake):
 @pytest.mark.parametrize("words", ["topology ring --no", "bench throughput --no", "speech corpus an4 --no"])
 def test_an_unknown_option_is_refused_with_the_help_of_its_command(mistake, words):
     command = words.removesuffix(" ring --no").removesuffix(" an4 --no").removesuffix(" --no")
-    assert mistake(*words.split()).endswith(f"unrecognized arguments: --no; see `roundelay {command} --help`")
+    assert mistake(*words.split()).endswith(f"see `roundelay {command} --help`")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train tiny --learner 4", "unrecognized arguments: --learner 4; did you mean '--learners'?"),
+        ("bench througput", "unknown value 'througput'; did you mean 'throughput'?"),
+        ("bench", "the following arguments are required: WHAT, one of throughput, stragglers"),
+        ("launch --restarts x a.py", "needs a whole number of at least 0, or -1 for no limit, got 'x'"),
+        ("topology ring --seed x", "needs a whole number of at least 0, got 'x'"),
+        ("train --join nowhere", "--join needs the directory of a run, or HOST:PORT of its rendezvous; there is no"),
+        ("train tiny --strategy allreduce --topology ring", "topology ring has no effect on allreduce"),
+        ("help", "unknown command 'help'. Known: train"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_is_allowed(mistake, words, said):
+    assert said in mistake(*words.split())
 
 
 def test_an_option_before_the_command_is_refused(mistake):

@@ -62,7 +62,7 @@ def test_options_reach_the_synthesiser(folder, capsys, monkeypatch):
     ("words", "told"),
     [
         ("", "arguments are required"),
-        ("an5", "invalid choice: 'an5'"),
+        ("an5", "unknown value 'an5'; did you mean 'an4'?"),
         ("manifest", "needs a folder: roundelay speech corpus manifest DIR"),
         ("synth here", "takes no folder; use --out DIR"),
         ("an4 here", "takes no folder; use --data PATH"),

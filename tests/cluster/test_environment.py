@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 
@@ -20,6 +22,14 @@ def test_without_torchrun_this_is_a_world_of_one(environment):
     world = init()
     assert world == World(rank=0, size=1, local_rank=0, local_size=1)
     assert isinstance(world.transport(), SoloTransport)
+
+
+def test_under_srun_the_error_says_which_variables_to_export(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", os.environ | {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"})
+    with pytest.raises(LaunchError, match=r"no MASTER_ADDR, MASTER_PORT; before srun, export MASTER_ADDR=\$\(scontrol"):
+        init()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from commands import Command, events_of, logs_of, trains
 from roundelay.training import checkpoint
 from roundelay.transport.heartbeats import LOST_AFTER_S
 
-STRATEGIES = ["dpsgd", "allreduce", "delay-by-one", "delay-by-one-gradients", "adpsgd"]
+STRATEGIES = ["dpsgd", "allreduce", "delay-by-one", "delay-by-one-gradients", "adpsgd", "local-sgd"]
 SAMPLES = 1300
 pytestmark = pytest.mark.timeout(200)
 
@@ -64,6 +64,47 @@ def test_learners_that_wake_up_train_on_with_the_others(tmp_path, strategy, froz
         assert events.index(("dropped", learner)) < events.index(("joined", learner)), said
     assert "died" not in dict(events), said
     assert_trained(folder, 4, epochs)
+
+
+@pytest.mark.parametrize("with_launcher", [False, pytest.param(True, marks=pytest.mark.slow)])
+@slow_but("adpsgd")
+def test_a_run_goes_on_after_all_learners_have_stood_still_at_once(tmp_path, strategy, with_launcher):
+    folder, epochs = tmp_path / "run", 40
+    with train(folder, strategy, epochs=epochs) as run:
+        run.wait_for(lambda: trains(folder, 0, 1, 2, 3), "training")
+        with run.frozen(0, 1, 2, 3, launcher=with_launcher):
+            time.sleep(LOST_AFTER_S + 3)
+        hurry(folder)
+        said = run.finished()
+    assert events_of(folder) == [], said
+    assert_trained(folder, 4, epochs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_run_ends_well_if_all_learners_stand_still_while_the_result_is_made(tmp_path, strategy):
+    folder, epochs = tmp_path / "run", 20
+    hurry(folder)
+    with train(folder, strategy, epochs=epochs, PACED_EVALUATION_S="3") as run:
+        run.wait_for((tmp_path / "evaluating").exists, "evaluation")
+        with run.frozen(0, 1, 2, 3):
+            time.sleep(LOST_AFTER_S + 3)
+        run.finished()
+    assert_trained(folder, 4, epochs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_learner_that_stands_still_until_the_run_has_ended_does_not_hold_it_up(tmp_path, strategy):
+    folder, epochs = tmp_path / "run", 40
+    with train(folder, strategy, epochs=epochs) as run:
+        run.wait_for(lambda: trains(folder, 0, 1, 2, 3), "training")
+        with run.frozen(1):
+            run.wait_for(lambda: ("dropped", 1) in events_of(folder), "loss of the frozen one")
+            hurry(folder)
+            run.wait_for((folder / "results.json").exists, "result")
+        run.finished()
+    assert_trained(folder, 3, epochs)
 
 
 @slow_but("dpsgd")

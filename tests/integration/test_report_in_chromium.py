@@ -178,6 +178,16 @@ def test_small_numbers_are_written_with_an_exponent_and_large_ones_with_all_digi
     assert not any(re.search("[µmkMG]", tick) for tick in ticks), ticks
 
 
+def test_ticks_of_ten_thousand_and_more_have_all_digits(tab: Page, tmp_path):
+    write_report([SyntheticRun(step_s=0.005).write(tmp_path / "a")], tmp_path / "report.html")
+    tab.open(tmp_path / "report.html")
+    tab.evaluate("document.querySelector('.axis input[value=samples]').click()")
+    tab.evaluate(SCROLL)
+    ticks = tab.evaluate("[...document.querySelectorAll('.xtick text, .ytick text')].map(each => each.textContent)")
+    assert any(len(tick) > len("9,999") and tick.replace(",", "").isdigit() for tick in ticks), ticks
+    assert not any("e" in tick for tick in ticks), ticks
+
+
 def test_faults_are_marked_on_the_time_axis(tab: Page, three):
     tab.open(three)
     tab.evaluate(SCROLL)

@@ -126,7 +126,7 @@ class Cluster:
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in self._daemons:
-            daemon.wait(30)
+            daemon.wait(PATIENCE_S)
 
 
 @pytest.fixture
@@ -170,9 +170,9 @@ def test_a_job_is_told_to_stop_is_saved_and_requeued_and_trains_to_the_end(clust
     cluster.wait_until(lambda: cluster.state(job) == "PENDING", job)
     assert not (run / "results.json").exists()
     assert list((run / "checkpoints").iterdir())
-    cluster.run(
-        "scontrol", "update", f"JobId={job}", "StartTime=now"
-    )  # Slurm waits two minutes before it starts a job again
+    # Slurm waits two minutes before it starts a job again. slurmd refuses the job only within the second in which it ended.
+    time.sleep(3)
+    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     cluster.wait_until(lambda: cluster.state(job) in ("COMPLETED", "FAILED"), job)
     assert cluster.state(job) == "COMPLETED", cluster.log(job)
     assert (run / "results.json").is_file()

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from roundelay import consensus, elastic
+from roundelay import consensus, group_computation
 from roundelay.cli import main
 from roundelay.cluster.rendezvous.awaited_replies import AwaitedReplies
 from roundelay.cluster.rendezvous.barrier import Barrier
@@ -93,6 +93,27 @@ def test_every_invariant_holds_with_fresh_seeds(part):
     for seed in range(first, first + 1000):
         schedule = Schedule.drawn(seed)
         assert not FaultWorld(schedule).run(), f"roundelay chaos --simulated --schedules 1 --seed {seed}: {schedule}"
+
+
+# For each of four learners, when it freezes and when it wakes.
+FREEZES = {
+    "together": [(5, 13)] * 4,
+    "together, for longer than the rendezvous waits": [(5, 75)] * 4,
+    "one after the other": [(4, 25), (7, 26), (10, 27), (13, 28)],
+    "the last one, when the others have woken and ask it for weights": [(4, 12), (4, 12), (4, 12.5), (12.6, 40)],
+    "at the end": [(12, 20)] * 4,
+}
+
+
+@pytest.mark.parametrize("freezes", FREEZES.values(), ids=FREEZES)
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if not name.startswith("super")])
+def test_a_run_goes_on_after_all_learners_have_stood_still(strategy, freezes):
+    faults = (SimulatedFault(at_s, "freeze", i, until_s=until_s) for i, (at_s, until_s) in enumerate(freezes))
+    world = FaultWorld(Schedule(1, "liveness", strategy, 4, "random-ring", 3, 0.01, False, tuple(sorted(faults))))
+    assert world.run() == []
+    late = [each for each in world.participants.values() if not each.finished]
+    assert len(late) <= 1  # the others may have finished the run before the last one has woken
+    assert all("all have finished" in str(each.ended.exception()) for each in late)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -187,7 +208,7 @@ MUTATIONS = {
     "the difference changes on its way": (CallingEnd, "_difference", lambda end, k: end._d[k] * 0.9, {SUM}),
     "NaN is accepted": (pair_exchange, "_is_finite", lambda difference, norm: True, {FINITE}),
     "a checksum is not compared": (simulated_call, "checksum", lambda tensor: b"", {SUM}),
-    "missing heartbeats are ignored": (Heartbeats, "_unheard_for", lambda heartbeats, seconds: [], {WAITS}),
+    "missing heartbeats are ignored": (Heartbeats, "unheard_for", lambda heartbeats, seconds: [], {WAITS}),
     "a number is given out twice": (Cursor, "draw", _given_twice, {SAMPLES}),
     "the cursor skips a number": (Cursor, "_advance", _skips_a_number, {SAMPLES}),
     "numbers of a lost learner are not given back": (
@@ -210,7 +231,7 @@ MUTATIONS = {
         {ALONE, WAITS},
     ),
     "a changed membership is an error": (StrategyRunner, "recover", _raise, {WAITS}),
-    "a consensus begins across a cut": (elastic, "_cut_off", lambda transport, view: [], {WAITS}),
+    "a consensus begins across a cut": (group_computation, "_cut_off", lambda transport, view: [], {WAITS}),
     "a learner does not wait for its exchanges": (OwnExchanges, "wait_for_lead", _never_waits, {LEAD}),
     "a learner waits for batches that others hold": (
         ElasticSampler,

@@ -22,6 +22,10 @@ MEASURED_S = (
 )
 WEIGHTS = 4096  # stand for the recorded model; links are slower in proportion
 PAYLOAD = 0.95  # of the bytes that tc counts: the rest is the headers of Ethernet, IP and TCP
+# On the complete graph measured learners wait in every round, so each has begun it itself: probably they differ by less than
+# an outer step takes. The simulator's outer step takes no time: with a skew of 1e-3 the first learner asks the others a moment
+# before they are there, and these go on without waiting.
+SKEW = 1e-6
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 rows = [row for row in read(RECORDED) if row.rate != "none" and row.strategy != "none"]
@@ -48,7 +52,7 @@ def simulated(strategy: Strategy, rate: str, step_s: float) -> float:
             made,
             network.transports[rank],
             lambda step, times=times: times.append(clock.now()),
-            lambda step, rank=rank: step_s * (1 + 1e-3 * rank),  # real steps are not in lockstep either
+            lambda step, rank=rank: step_s * (1 + SKEW * rank),
         )
         clock.spawn(learner.process())
     clock.run(until=150.0)
@@ -71,9 +75,9 @@ def predicted(row: Row) -> float:
     return simulated(strategy, row.rate, step_s=4 * row.ratio_to_none / row.steps_per_s)
 
 
-# The simulator sends one message after the other through a port. TCP shares the link among them, so all messages of a round
-# on the complete graph end at the same time. In the simulator they do not, and fewer or more learners wait than in reality.
-QUEUED = ("local-sgd complete", "local-sgd complete int8", "local-sgd complete overlap")
+# Messages between pairs take two thirds of a round here. In the simulator every learner waits for them in every round, in the
+# measured run some did not: its learners were probably not in step.
+OUT_OF_STEP = [("50mbit", "local-sgd pairs")]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +87,7 @@ def predictions():
 
 @pytest.mark.parametrize("row", rows, ids=lambda row: f"{row.rate}-{row.strategy}")
 def test_the_simulator_predicts_the_measured_steps_per_second(row, predictions):
-    tolerance = 0.35 if row.strategy in QUEUED else 0.15
+    tolerance = 0.2 if (row.rate, row.strategy) in OUT_OF_STEP else 0.15
     assert predictions[row.rate, row.strategy] == pytest.approx(row.steps_per_s, rel=tolerance)
 
 

@@ -14,8 +14,8 @@ from roundelay.speech.hmm import Monophones, frame_labels, log_priors, self_loop
 from roundelay.speech.score import score
 from roundelay.speech.segments import segments
 from roundelay.speech.tree_growing import ContextStatistics, decision_tree
-from roundelay.speech.tuning import tuned
-from roundelay.speech.word_times import word_times
+from roundelay.speech.tuning import Trial, _best, tuned
+from roundelay.speech.word_times import pronunciation_counts, word_times
 
 TYING = Monophones(LEXICON.phones, states_per_phone=2)
 GRAPH = decoding_graph(LEXICON, LM, TYING)
@@ -113,6 +113,16 @@ def test_word_times_are_those_of_the_phones():
     assert times.durations_s == pytest.approx([0.12, 0.12, 0.12])
 
 
+def test_pronunciations_are_counted_where_the_phones_of_the_labels_fit_the_text():
+    def labels(phones):
+        return TYING.chains(0, [TYING.number(phone) for phone in phones], 0).ravel()
+
+    said = {"both": ("SIL", *"tu", "SIL", *"ta"), "other": (*"ta", *"at"), "unknown": tuple("tu"), "wrong": tuple("at")}
+    texts = {"both": "TO TO", "other": "TO ATE", "unknown": "TWELVE", "wrong": "TO"}
+    counts = pronunciation_counts({name: labels(each) for name, each in said.items()}, texts, LEXICON, TYING)
+    assert counts == {("TO", ("t", "u")): 1, ("TO", ("t", "a")): 2, ("ATE", ("a", "t")): 1}
+
+
 def test_a_word_that_was_cut_off_has_no_duration():
     cut = Hypothesis(("A", "TWO"), TYING.chains(0, [1, 2], 0).ravel(), 0.0, complete=False)
     times = word_times(cut, LEXICON, TYING)
@@ -150,6 +160,20 @@ def test_tuning_takes_the_scales_with_the_fewest_errors():
     chosen = [trial for trial in trials if trial.scales == decoder.scales]
     assert chosen[0].wer == min(trial.wer for trial in trials)
     assert decoder.scales.acoustic > 0.01
+
+
+@pytest.mark.parametrize(
+    ("wers", "chosen"),
+    [
+        ([9, 5, 9, 6, 6, 6, 9], 4),  # not the single good setting between two bad ones
+        ([3, 4, 5], 0),
+        ([5, 4, 3], 2),
+        ([7, 7, 7], 1),
+    ],
+)
+def test_a_setting_is_judged_together_with_its_neighbours(wers, chosen):
+    trials = [Trial(Scales(acoustic=float(i)), wer / 100) for i, wer in enumerate(wers)]
+    assert _best(trials).acoustic == chosen
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Words, pronunciations, and the marks that make them unambiguous."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -48,6 +49,14 @@ def test_unknown_words_are_counted():
 
 def test_repeated_pronunciations_count_once():
     assert Lexicon({"A": ["a", "a"]}).entries() == (Entry("A", ("a",), 0),)
+
+
+def test_a_pronunciation_costs_what_it_is_rarer_than_the_most_frequent_one():
+    lexicon = Lexicon({"A": [("AH",), ("EY",)], "B": ["b"], "C": ["c", "k"]})
+    assert {entry.cost for entry in lexicon.entries()} == {0.0}
+    counted = lexicon.with_counts({("A", ("AH",)): 4, ("A", ("EY",)): 130})
+    costs = {entry.phones: entry.cost for entry in counted.entries()}
+    assert costs == {("AH",): pytest.approx(math.log(130.5 / 4.5)), ("EY",): 0, ("b",): 0, ("c",): 0, ("k",): 0}
 
 
 @pytest.mark.parametrize(

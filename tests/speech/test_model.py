@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from roundelay.speech.model import FRAMES_AT_ONCE, AcousticModel, ModelConfig, log_posteriors
+from roundelay.speech.model import FRAMES_AT_ONCE, AcousticModel, Ensemble, ModelConfig, acoustic_model, log_posteriors
 
 PAPERS = ModelConfig(layers=6, width=512, bottleneck=256)
 
@@ -50,6 +50,35 @@ def test_a_step_of_stacked_frames_gives_each_frame_its_own_logits():
     )  # the only other difference is the bottleneck, three times as wide
     added = sum(w.numel() for w in model.parameters()) - sum(w.numel() for w in plain.parameters())
     assert added == inputs + 2 * 4 * (12 + 1)
+
+
+def test_posteriors_are_the_mean_over_all_ways_to_divide_an_utterance_into_steps():
+    model, frames = small(stack=3).eval(), np.random.default_rng(0).standard_normal((10, 5)).astype(np.float32)
+    expected = torch.zeros(10, 7)
+    for begin in range(
+        3
+    ):  # the first steps hold 3, 1 and 2 frames of the utterance; copies of the first frame fill them
+        padded = torch.from_numpy(np.concatenate([frames[[0] * (-begin % 3)], frames]))
+        expected += model(padded[None])[0, -begin % 3 :].log_softmax(-1).detach() / 3
+    torch.testing.assert_close(
+        torch.from_numpy(log_posteriors(model, {"a": frames})["a"]), expected.log_softmax(-1), atol=1e-5, rtol=0
+    )
+
+
+def test_an_ensemble_is_the_mean_of_the_log_probabilities_of_different_networks():
+    torch.manual_seed(0)
+    model, frames = acoustic_model(5, 7, ModelConfig(layers=1, width=6, bottleneck=4, members=3)), torch.randn(2, 8, 5)
+    assert isinstance(model, Ensemble)
+    each = torch.stack([member(frames).softmax(-1) for member in model.members])
+    assert each.std(0).mean() > 0.005
+    geometric = each.prod(0) ** (1 / 3)
+    torch.testing.assert_close(model(frames).softmax(-1), geometric / geometric.sum(-1, keepdim=True))
+
+
+def test_one_member_is_the_network_itself():
+    model = acoustic_model(5, 7, ModelConfig(layers=1, width=6, bottleneck=4))
+    assert isinstance(model, AcousticModel)
+    assert list(model.members) == [model]
 
 
 @pytest.mark.parametrize("stack", [1, 3])

@@ -13,7 +13,7 @@ from roundelay.training.recipes import resolve, table_of
 from roundelay.training.schedule import Schedule
 
 
-@pytest.mark.parametrize("name", ["an4", "an4/best", "an4/adapted", "fsdd", "switchboard"])
+@pytest.mark.parametrize("name", ["an4", "an4/best", "fsdd", "switchboard"])
 def test_recipes_of_real_corpora_resolve_where_data_is_given(name, tmp_path):
     config = resolve(table_of(name), [("settings.data", str(tmp_path))])
     assert config.settings.corpus == name.partition("/")[0]

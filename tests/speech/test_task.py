@@ -1,7 +1,9 @@
 """Speech as a task: windows in, sums over frames out."""
 
+import json
 import pickle
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -51,6 +53,23 @@ def test_the_loss_of_an_untrained_model_is_near_that_of_a_guess(task):
     assert loss == pytest.approx(np.log(task.prepared.tying.num_states), abs=0.2)
 
 
+def test_every_member_of_an_ensemble_is_trained_by_its_own_loss(tones_folder):
+    """Each member's gradient is that of its loss alone, divided by the number of members."""
+    sizes = {"layers": 1, "width": 16, "bottleneck": 12, "members": 2}
+    task = Speech(tones_config(tones_folder, model=sizes).settings, seed=0)
+    module, batch = task.module(), all_windows(task)
+    loss = task.loss(module, batch)
+    loss.backward()
+    losses = [float(task.loss(member, batch).detach()) for member in module.members]
+    assert losses[0] != losses[1]
+    assert float(loss.detach()) == pytest.approx(sum(losses) / 2)
+    together = [parameter.grad.clone() for parameter in module.members[1].parameters()]
+    module.zero_grad()
+    task.loss(module.members[1], batch).backward()
+    for parameter, half in zip(module.members[1].parameters(), together, strict=True):
+        torch.testing.assert_close(half, parameter.grad / 2)
+
+
 def test_evaluation_counts_every_frame_once_and_parts_add_up(task):
     module = task.module().eval()
     with torch.no_grad():
@@ -74,6 +93,9 @@ def test_the_task_is_pickled_as_its_settings(task):
 def test_a_run_has_all_files_that_decoding_needs(task, tmp_path):
     task.leave(tmp_path)
     assert {path.name for path in (tmp_path / "recogniser").iterdir()} == {"states.json", "lexicon.txt", "lm.arpa"}
+    states = json.loads((tmp_path / "recogniser" / "states.json").read_text())
+    said = Counter(word for each in task.prepared.corpus.split("train") for word in each.text.split())
+    assert {word: count for word, _, count in states["pronunciations"]} == said
 
 
 @pytest.fixture

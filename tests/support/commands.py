@@ -76,9 +76,9 @@ class Command:
         return said
 
     @contextlib.contextmanager
-    def frozen(self, *learners: int) -> Iterator[None]:
-        """These learners, by the order of their start, stand still in this block."""
-        pids = [self.learners()[learner] for learner in learners]
+    def frozen(self, *learners: int, launcher: bool = False) -> Iterator[None]:
+        """These learners, by the order of their start, stand still in this block; with `launcher`, the command, too."""
+        pids = [self.learners()[learner] for learner in learners] + [self.process.pid] * launcher
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         try:

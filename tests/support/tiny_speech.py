@@ -9,8 +9,10 @@ from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.lm import BEGIN, END
 from roundelay.speech.lm_estimation import ngram
 
-# TO and TWO are homophones, A begins ATE, and TO has a second pronunciation.
-LEXICON = Lexicon({"A": ["a"], "ATE": ["at"], "TO": ["tu", "ta"], "TWO": ["tu"]})
+# TO and TWO are homophones, A begins ATE, and TO has a second pronunciation, which is rarer.
+COUNTS = {("TO", ("t", "u")): 3, ("TO", ("t", "a")): 1}
+PRONUNCIATION_COST = {"ta": math.log(3.5 / 1.5)}
+LEXICON = Lexicon({"A": ["a"], "ATE": ["at"], "TO": ["tu", "ta"], "TWO": ["tu"]}, counts=COUNTS)
 LM = ngram(["TWO ATE", "A TO A", "ATE TO"], 2, LEXICON.words)
 
 
@@ -31,13 +33,14 @@ def sentences(longest):
 
 
 def phone_strings(words):
-    """All ways to say some words, with the cost of silences (½ each) in L."""
+    """All ways to say some words, with the cost of pronunciations and silences (½ each) in L."""
     for prons in itertools.product(*(LEXICON[word] for word in words)):
+        said = sum(PRONUNCIATION_COST.get("".join(pron), 0.0) for pron in prons)
         for silences in itertools.product([False, True], repeat=len(words) + 1):
             parts = [["SIL"] * silences[0]]
             for pron, silent in zip(prons, silences[1:], strict=True):
                 parts += [list(pron), ["SIL"] * silent]
-            yield list(itertools.chain(*parts)), math.log(2) * len(silences)
+            yield list(itertools.chain(*parts)), said + math.log(2) * len(silences)
 
 
 def lm_cost(words, lm=LM):

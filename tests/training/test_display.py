@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import io
+import re
 
+import pytest
 from rich.console import Console
 
 from roundelay.training import display
@@ -51,6 +53,19 @@ def test_a_terminal_shows_a_row_per_learner_and_the_progress(tmp_path):
     text = out.getvalue()
     for expected in ("1,234", "0.2500", "1.50", "0.1250", "0.75", "10%", "50%", "accuracy 0.9375", "killed by SIGKILL"):
         assert expected in text
+
+
+@pytest.mark.parametrize(("width", "shown"), [(100, True), (80, True), (60, False)])
+def test_no_heading_is_cut_off_and_no_line_is_so_long_that_an_echoed_ctrl_c_wraps(tmp_path, width, shown):
+    out = io.StringIO()
+    path = tmp_path / "metrics.jsonl"
+    with Display(path, 2, Console(file=out, force_terminal=True, width=width)) as display_:
+        rows(path)
+        display_.update()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert "…" not in text
+    assert ("exch./step" in text) == shown
+    assert max(len(line) for line in text.splitlines()) <= width - len("^C")
 
 
 def test_without_a_terminal_there_are_plain_lines(tmp_path, monkeypatch):

@@ -60,6 +60,7 @@ def test_a_broken_file_is_refused_with_its_line(tmp_path):
         ),
         ({"strategy": "roundelay.learner:Learner"}, "strategy: 'roundelay.learner:Learner' is no strategy"),
         ({"min_learners": "5"}, "min_learners 5 must not be more than the 4 learners"),
+        ({"strategy": "allreduce", "topology": "ring"}, "topology ring has no effect on allreduce"),
         ({"topology": "no.edgelist"}, "topology: .*no.edgelist"),
         ({"topology": "rnig"}, "topology: unknown topology 'rnig'; did you mean 'ring'?"),
         ({"topology": "hypercube", "learners": "6"}, "topology: "),

@@ -5,7 +5,8 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from roundelay.training.config import OptimizerConfig, ScheduleConfig
+from roundelay.training.build import schedule_of, strategy_of
+from roundelay.training.config import Config, DataConfig, OptimizerConfig, ScheduleConfig
 from roundelay.training.schedule import Schedule
 
 EPOCH, TOTAL = 1000, 16_000
@@ -41,6 +42,40 @@ def test_cosine_goes_to_zero_at_the_end_of_the_run_and_is_half_in_the_middle():
     assert schedule.at(4 * EPOCH) == pytest.approx(0.4)
     assert schedule.at(10 * EPOCH) == pytest.approx(0.4 * 0.5 * (1 + math.cos(math.pi / 2)))
     assert schedule.at(TOTAL) == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize(
+    ("learners", "strategy", "group_size", "peak"),
+    [
+        (4, "allreduce", 1, 1),  # 64 samples, as the reference
+        (8, "allreduce", 1, 2**0.5),  # DDP with twice the batch
+        (4, "delay-by-one-gradients", 1, 1),
+        (4, "adpsgd", 1, 2),  # sqrt(4) times DDP's rate
+        (8, "delay-by-one", 1, 4),  # sqrt(8) times DDP's rate at 8
+        (8, "local-sgd", 4, 2),  # two super-learners: sqrt(2) times DDP's rate at 8
+        (8, "dpsgd", 0, 2**0.5),  # one machine, one super-learner: it is allreduce
+    ],
+)
+def test_the_rate_of_adam_grows_with_the_noise_that_an_optimizer_sees(name, learners, strategy, group_size, peak):
+    config = Config(
+        "m:T",
+        learners=learners,
+        strategy=strategy,
+        group_size=group_size,
+        data=DataConfig(batch=16),
+        optimizer=OptimizerConfig(name=name, lr=1.0),
+        schedule=ScheduleConfig(reference_batch=64, warmup_epochs=2),
+    )
+    schedule = schedule_of(config, EPOCH, TOTAL, strategy_of(config))
+    assert schedule.at(0) == 1.0  # before the warm-up the signal is larger than the noise
+    assert schedule.at(2 * EPOCH) == pytest.approx(peak)
+
+
+def test_without_a_reference_batch_the_rate_of_adam_is_the_one_given():
+    optimizer = OptimizerConfig(name="adam", lr=0.3)
+    schedule = Schedule(optimizer, ScheduleConfig(), batch=64, epoch=EPOCH, total=TOTAL, gradients=4)
+    assert schedule.at(EPOCH) == 0.3
 
 
 def test_a_constant_rate_is_one():

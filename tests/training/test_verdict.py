@@ -73,7 +73,27 @@ def test_ctrl_c_before_training_began_is_no_error_and_says_whether_there_is_a_ch
     (tmp_path / "checkpoints" / "100").mkdir(parents=True)
     (tmp_path / "checkpoints" / "100" / "manifest.json").touch()
     said, _ = early.verdict()
-    assert said == f"stopped before training began; go on with:\n  {ending.command}\n"
+    assert said == f"stopped before training began; go on from the last checkpoint with:\n  {ending.command}\n"
+
+
+def test_after_a_second_ctrl_c_there_is_one_line_and_no_traceback_of_a_learner_that_was_killed(ending, tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "learner-0.log").write_text(f"{TRACEBACK}KeyboardInterrupt\n")
+    failed = {"0": "killed by SIGKILL", "1": "exit code 1: KeyboardInterrupt"}
+    killed = replace(ending, failed=failed, killed=True)
+    assert killed.verdict() == ("killed; nothing was saved\n", 130)
+    (tmp_path / "checkpoints" / "100").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "100" / "manifest.json").touch()
+    assert killed.verdict() == (f"killed; go on from the last checkpoint with:\n  {ending.command}\n", 130)
+
+
+def test_a_mistake_that_all_learners_find_is_told_once_without_what_their_logs_say_else(ending, tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "learner-1.log").write_text("learner 1 of 4 is here\nroundelay: error: too large\n")
+    said, _ = replace(ending, signal=None, failed=dict.fromkeys("1023", "exit code 2: too large")).verdict()
+    assert said.startswith(
+        "roundelay: error: the run ended early: all learners failed in the same way: exit code 2: too large;"
+    )
 
 
 def test_the_traceback_of_the_first_learner_that_was_lost_comes_first_and_once(ending, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roundelay.transport.base import LEFT
-from roundelay.transport.healing import Healing
+from roundelay.transport.healing import LATER, Healing
 
 
 class Links:
@@ -36,6 +36,16 @@ def test_a_cut_is_reported_once_and_so_is_its_end():
     links.healing.look()
     assert links.reports == [(2, False), (2, True)]
     assert links.tried == [2, 2, 2]
+
+
+def test_the_learner_with_the_larger_id_connects_too_if_the_other_one_does_not_know_of_the_cut():
+    links = Links(rank=3)
+    links.lost, links.answering = {1: "it does not answer"}, {1}
+    for _ in range(LATER):
+        assert links.tried == []
+        links.healing.look()
+    assert links.tried == [1]
+    assert links.reports == [(1, False), (1, True)]
 
 
 def test_the_learner_with_the_larger_id_waits_to_be_connected_to():

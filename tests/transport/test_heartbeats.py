@@ -52,12 +52,28 @@ def test_a_forgotten_peer_may_be_silent(peers):
     assert peers.pass_time(10 * LOST_AFTER_S) == set()
 
 
-@pytest.mark.parametrize("slept_s", [LOST_AFTER_S / 2 + 1, 2 * LOST_AFTER_S, 3600.0])
+@pytest.mark.parametrize("slept_s", [3 * BEAT_S, LOST_AFTER_S / 2 + 1, 2 * LOST_AFTER_S, 3600.0])
 def test_our_own_suspension_counts_against_no_peer(peers, slept_s):
     peers.heartbeats.heard(1)
     peers.now += slept_s
     assert peers.heartbeats.lost() == []
     assert peers.pass_time(LOST_AFTER_S - 2 * BEAT_S) == set()
+
+
+def test_a_machine_with_too_much_to_do_counts_two_beats_at_most_between_two_looks(peers):
+    peers.heartbeats.heard(1)
+    looks = 0
+    while not peers.heartbeats.lost():
+        peers.now += 4.0
+        looks += 1
+    assert looks == LOST_AFTER_S / BEAT_S + 1
+
+
+def test_a_peer_that_was_heard_during_our_suspension_has_no_more_than_its_full_time(peers):
+    peers.now += 3600.0
+    peers.heartbeats.heard(1)
+    assert peers.heartbeats.lost() == []
+    assert peers.pass_time(LOST_AFTER_S + 2 * BEAT_S) == {1}
 
 
 def test_a_peer_that_stays_silent_after_our_suspension_is_lost_in_the_usual_time(peers):

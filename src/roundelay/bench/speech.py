@@ -28,7 +28,7 @@ from roundelay.speech.segments import FRAME_SHIFT_S
 WINDOW, BATCH = 21, 32  # frames of a window, windows of a batch
 MODELS = {  # name: features, states, sizes
     "the recipe an4": (120, 102, ModelConfig()),
-    "an4/adapted": (160, 400, ModelConfig(bottleneck=128, stack=3)),
+    "a network of an4/best": (160, 400, ModelConfig(bottleneck=128, stack=3)),
     "the papers' model": (260, 32_000, ModelConfig(layers=6, width=512, bottleneck=256)),
 }
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from roundelay.errors import RoundelayError, UsageError, unknown
+from roundelay.errors import RoundelayError, UsageError, closest, unknown
 
 COMMANDS = {
     "train": "train a recipe with several learners; watch, stop and resume the run",
@@ -45,11 +45,20 @@ class Parser(argparse.ArgumentParser):
         """Refuse unknown options in the parser of the sub-command, so that the error names its help."""
         found, rest = super().parse_known_args(args, namespace)
         if rest:
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
+            meant = closest(next((word for word in rest if word.startswith("--")), ""), self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
         return found, rest
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """Refuse a value that is none of the choices, and say which one was probably meant."""
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, unknown("value", str(value), map(str, action.choices)))
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError; argparse would print its whole usage text and exit."""
+        subs = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        if subs and message.startswith("the following arguments are required"):
+            message += f", one of {', '.join(subs[0].choices)}"
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
@@ -109,7 +118,7 @@ def _run(words: list[str]) -> int:
     if chosen in RENAMED:
         raise UsageError(f"`roundelay {chosen}` is now `roundelay {RENAMED[chosen]}`")
     if chosen is not None and chosen not in COMMANDS:
-        raise UsageError(unknown("command", chosen, COMMANDS))
+        raise UsageError(f"{unknown('command', chosen, COMMANDS)}; see `roundelay --help`")
     parser = build_parser([chosen] if chosen else [])
     args = parser.parse_args(words)
     if args.command is None:

@@ -37,6 +37,13 @@ def positive_int(text: str) -> int:
     return number
 
 
+def whole_number(text: str) -> int:
+    """A whole number of at least 0, such as a seed."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"needs a whole number of at least 0, got '{text}'")
+    return int(text)
+
+
 def parameter_count(text: str) -> int:
     """How many weights: 43M, 500K, 1000000. At least 1000.
 

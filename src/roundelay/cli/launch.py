@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--min-learners", type=positive_int, default=1, metavar="N", help="stop below N living learners (default: 1)")
     add(
         "--restarts",
-        type=int,
+        type=_restarts,
         default=0,
         metavar="R",
         help="how many times to start a failed learner again; -1: no limit (default: 0)",
@@ -44,6 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
     add("script", metavar="SCRIPT", help="a Python file that makes a roundelay.Learner")
     add("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
+
+
+def _restarts(text: str) -> int:
+    if text == "-1":
+        return -1
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"needs a whole number of at least 0, or -1 for no limit, got '{text}'")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from roundelay.cli.arguments import known, make_folder, positive_int
+from roundelay.cli.arguments import known, make_folder, positive_int, whole_number
 from roundelay.cli.tables import new_table, say, show
 from roundelay.errors import UsageError, unknown
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--first-seed",
-        type=int,
+        type=whole_number,
         default=FIRST_SEED,
         metavar="SEED",
         help="the first of these seeds (default %(default)s); the settings were chosen with seeds 0 to 4",

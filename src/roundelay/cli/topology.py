@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from roundelay.cli.arguments import known, output_path, positive_int
+from roundelay.cli.arguments import known, output_path, positive_int, whole_number
 from roundelay.cli.tables import new_table, say, show, text
 from roundelay.errors import MissingExtraError, TopologyError
 from roundelay.topology import TOPOLOGIES, Mixing, Spectrum, every, family, spectrum
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     known(name, ("compare", *TOPOLOGIES))
     add("--learners", type=positive_int, metavar="N", help="number of learners; not needed with a file")
-    add("--seed", type=int, default=0, metavar="S", help="seed of random topologies (default 0)")
+    add("--seed", type=whole_number, default=0, metavar="S", help="seed of random topologies (default 0)")
     add(
         "--degree",
         type=positive_int,

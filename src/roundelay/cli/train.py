@@ -184,6 +184,10 @@ def _join_run(args: argparse.Namespace) -> int:
         folder = folder or Path(args.join)
         ticket = run_directory.ticket(Path(args.join))
         address, security = "{}:{}".format(*ticket.address), ticket.credentials()
+    elif ":" not in address:
+        raise UsageError(
+            f"--join needs the directory of a run, or HOST:PORT of its rendezvous; there is no '{address}'"
+        )
     settings = connection_settings(args, rendezvous_address(address), security)
     try:
         with RendezvousClient(rendezvous_address(address), settings.security) as client:
@@ -269,8 +273,9 @@ def _prepare(config: Config, folder: Path, args: argparse.Namespace, lock: conte
 
     command = shlex.join(["roundelay", *sys.argv[1:]])
     if args.resume is None:
-        run_directory.begin(folder, config, command)
+        run_directory.make(folder)
         lock.enter_context(run_lock.hold(folder))
+        run_directory.begin(folder, config, command)
         return None
     lock.enter_context(run_lock.hold(folder))
     chosen = checkpoint.choose(folder / "checkpoints", None if args.resume == NEWEST else args.resume)

@@ -41,6 +41,7 @@ _STORE_TIMEOUT = datetime.timedelta(minutes=5)
 
 # Variables of launchers that start several processes and do not set RANK and WORLD_SIZE.
 _OTHER_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "MV2_COMM_WORLD_SIZE")
+_MASTER_UNDER_SLURM = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT=29500'
 
 
 class StepCount:
@@ -197,9 +198,10 @@ def init(
             return World(0, 1, 0, 1)
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
-            raise LaunchError(
-                f"the environment has no {', '.join(missing)}; start with torchrun, or unset RANK and WORLD_SIZE"
-            )
+            advice = "start with torchrun, or unset RANK and WORLD_SIZE"
+            if "SLURM_PROCID" in os.environ:
+                advice = f"before srun, export {_MASTER_UNDER_SLURM}"
+            raise LaunchError(f"the environment has no {', '.join(missing)}; {advice}")
         dist.init_process_group(_backend(), timeout=timeout or NEVER)
     return _torch_world()
 

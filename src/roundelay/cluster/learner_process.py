@@ -19,6 +19,7 @@ from roundelay.transport.security import KEYS
 # Not passed on: variables that describe another run, and the secret, which is in the ticket.
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", *KEYS)
 _PR_SET_PDEATHSIG = 1
+KILLED = "killed by"  # begins what is said of a process that a signal has ended
 
 
 @dataclass(frozen=True)
@@ -113,13 +114,14 @@ class LearnerProcess:
         """The signal, or the exit code with the last line of the log, in words."""
         code = self.exit_code or 0
         if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
+            return f"{KILLED} {signal.Signals(-code).name}"
         return f"exit code {code}" + (f": {self._last_line()}" if code and self.log else "")
 
     def _last_line(self) -> str:
         assert self.log is not None
         lines = self.log.read_text(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")
+        return last.removeprefix("roundelay: error: ")
 
 
 def _end_with(launcher: int, number: int) -> None:

@@ -35,6 +35,7 @@ KINDS = {
     "kill": "the process ends",
     "restart": "the process ends, and is started again",
     "freeze": "the process stands still",
+    "freeze-all": "the processes of all learners stand still",
     "join": "another learner joins",
     "leave": "a learner finishes early and leaves",
     "slow": "steps take five times as long",
@@ -46,9 +47,11 @@ KINDS = {
     "corrupt": "the next weights from one learner to another are altered on the way",
     "nan": "a gradient is NaN",
     "rendezvous": "the rendezvous dies, and comes back with an empty memory",
+    "stall": "the rendezvous stands still",
 }
-LASTING = {"restart", "freeze", "slow", "cut", "one-way", "partition", "delay", "rendezvous"}
-UNNOTICED = {"kill", "restart", "freeze", "partition"}
+LASTING = {"restart", "freeze", "freeze-all", "slow", "cut", "one-way", "partition", "delay", "rendezvous", "stall"}
+OF_NO_LEARNER = {"join", "freeze-all", "rendezvous", "stall"}
+UNNOTICED = {"kill", "restart", "freeze", "freeze-all", "partition"}
 REGISTERED_S = 3.0  # all learners have registered
 HARMLESS = {"join", "slow", "delay"}  # no learner is lost, and no exchange fails
 
@@ -67,7 +70,7 @@ class SimulatedFault:
     until_s: float = 0.0
 
     def __str__(self) -> str:
-        which = "" if self.kind in ("join", "rendezvous") else f" {self.learner}"
+        which = "" if self.kind in OF_NO_LEARNER else f" {self.learner}"
         which += f"-{self.other}" if self.other != RENDEZVOUS else ""
         return f"{self.kind}{which} at {self.at_s:.2f} s" + (f" until {self.until_s:.2f} s" if self.until_s else "")
 

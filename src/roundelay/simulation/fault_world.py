@@ -234,12 +234,17 @@ class FaultWorld:
         """What begins a fault, and what ends it."""
         network, learner, participant = self.network, fault.learner, self.participants[fault.learner]
         process = participant.process
+        everyone = [each.process for each in self.participants.values()]
         link, links = (learner, fault.other), self._links(fault)
         cut = partial(_each, network.cut_link, links), partial(_each, network.mend_link, links)
         actions: dict[str, tuple[Callable[[], object], Callable[[], object] | None]] = {
             "kill": (process.end, None),
             "restart": (process.end, lambda: self._start(learner, joins=True)),
             "freeze": (process.freeze, process.wake),
+            "freeze-all": (
+                partial(_all, [each.freeze for each in everyone]),
+                partial(_all, [each.wake for each in everyone]),
+            ),
             "join": (lambda: self._start(max(self.participants) + 1, joins=True), None),
             "leave": (participant.leave, None),
             "slow": (lambda: self._slow.add(learner), lambda: self._slow.discard(learner)),
@@ -247,6 +252,7 @@ class FaultWorld:
             "corrupt": (lambda: network.corrupt.add(link), None),
             "reconnect": (participant.reconnect, None),
             "rendezvous": (self.rendezvous.die, self.rendezvous.start),
+            "stall": (self.rendezvous.process.freeze, self.rendezvous.process.wake),
             "delay": (lambda: network.delay_link(*link, DELAY_S), lambda: network.delay_link(*link, 0.0)),
             "cut": cut,
             "one-way": cut,
@@ -266,6 +272,11 @@ class FaultWorld:
 def _each(change: Callable[[int, int], None], links: list[tuple[int, int]]) -> None:
     for link in links:
         change(*link)
+
+
+def _all(actions: list[Callable[[], None]]) -> None:
+    for action in actions:
+        action()
 
 
 def shrunk(schedule: Schedule) -> Schedule:

@@ -58,7 +58,7 @@ class Invariants:
         self._expected: dict[object, _Weights] = {}  # by transport
         self._participants: dict[int, Participant] = {}  # by learner: the newest process
         self._generation: dict[object, int] = {}  # by process: the newest generation
-        self._members: dict[int, tuple[int, ...]] = {}  # by generation
+        self._members: dict[int, tuple[int, set[int]]] = {}  # by generation: the first learner in it, and its members
         self._dropped_since: dict[object, float] = {}  # by process
         self._exchanges: dict[object, Tensor] = {}  # under way: what one end has added
         self._used: Counter[int] = Counter()  # by batch: gradients that were applied
@@ -118,12 +118,12 @@ class Invariants:
         if members.generation < before:
             what = f"learner {participant.id} went from generation {before} back to {members.generation}"
             self.violated("generations never fork", what)
-        known = self._members.setdefault(members.generation, members.living)
-        others = {
-            participant.id
-        }  # a learner that joins adds itself to the view of the others, until it is told the next one
-        if set(known) - others != set(members.living) - others:
-            what = f"generation {members.generation} has the members {known} for one learner, and {members.living} for"
+        first, known = self._members.setdefault(members.generation, (participant.id, set(members.living)))
+        # A learner that joins adds itself to the view of the others, until it is told the next one.
+        if not known ^ set(members.living) <= {first, participant.id}:
+            what = (
+                f"generation {members.generation} has the members {known} for learner {first}, and {members.living} for"
+            )
             self.violated("generations never fork", f"{what} learner {participant.id}")
 
     def _check_known(self, participant: Participant) -> None:
@@ -238,7 +238,7 @@ class Invariants:
         if unused and not (waits and len(unused) <= lost):
             self.violated("every sample is used", f"batches {unused} were never used")
         twice = sum(count - 1 for count in self._used.values() if count > 1)
-        away = any(fault.kind in ("rendezvous", "reconnect", "partition") for fault in schedule.faults)
+        away = any(fault.kind in ("rendezvous", "stall", "reconnect", "partition") for fault in schedule.faults)
         if twice > lost and not away:
             self.violated(
                 "every sample is used", f"{twice} batches were used twice, but only {lost} learners were lost"

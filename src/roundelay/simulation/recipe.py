@@ -101,7 +101,7 @@ class _SimulatedLearner:
         self.position = Position(Partition.of(config, world, len(task), rank, synchronous=synchronous))
         self.module = task.module()
         self._optimizer = optimizer_of(config.optimizer, task.parameter_groups(self.module))
-        schedule = schedule_of(config, len(task), self.position.partition.samples)
+        schedule = schedule_of(config, len(task), self.position.partition.samples, self.strategy)
         self._step = TrainingStep(
             rank, task, self.module, self._optimizer, schedule=schedule, clip=config.optimizer.clip
         )

@@ -103,9 +103,9 @@ def audio_length_s(path: Path) -> tuple[float, int]:
 def _opened(path: Path) -> Iterator[Any]:
     """An open SoundFile; errors of libsndfile become AudioError."""
     if not path.is_file():
-        raise AudioError("missing file", str(path))
+        raise AudioError("missing file", f"there is no file '{path}'")
     if path.stat().st_size == 0:
-        raise AudioError("empty file", str(path))
+        raise AudioError("empty file", f"'{path}' has 0 bytes")
     soundfile = soundfile_library()
     try:
         with soundfile.SoundFile(path) as file:

@@ -136,8 +136,8 @@ def lexicon_arcs(lexicon: Lexicon, tying: Tying, *, marked: bool) -> Arcs:
         states += len(labels) - 1
         words = [number[entry.word]] + [0] * (len(labels) - 1)
         rows += [(path[i], path[i + 1], labels[i], words[i], 0.0) for i in range(len(labels) - 1)]
-        rows.append((path[-1], loop, labels[-1], words[-1], without))
-        rows.append((path[-1], silent, labels[-1], words[-1], with_silence))
+        rows.append((path[-1], loop, labels[-1], words[-1], entry.cost + without))
+        rows.append((path[-1], silent, labels[-1], words[-1], entry.cost + with_silence))
     final = np.full(states, np.inf)
     final[loop] = 0
     return arcs(rows, final, start=begin)

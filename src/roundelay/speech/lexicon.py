@@ -9,6 +9,7 @@ Counter({'TOO': 1})
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,26 +21,40 @@ from roundelay.errors import SpeechError
 from roundelay.speech.text_files import lines_of
 
 Pronunciation = tuple[str, ...]
+PronunciationCounts = Mapping[tuple[str, Pronunciation], float]
+_UNSEEN = 0.5  # added to the count of every pronunciation, so that none is impossible
 _VARIANT = re.compile(r"(?P<word>.+)\(\d+\)$")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One pronunciation of one word. `mark` > 0 is the disambiguation symbol after its phones; 0 is none."""
+    """One pronunciation of one word.
+
+    Attributes:
+        mark: above 0 the disambiguation symbol after the phones; 0 is none.
+        cost: −ln p, where the most frequent pronunciation of the word has p = 1.
+    """
 
     word: str
     phones: Pronunciation
     mark: int = 0
+    cost: float = 0.0
 
 
 class Lexicon:
     """Words in sorted order, each with one or more pronunciations, and the name of the silence phone.
 
     Silence may occur between words but never inside one. Homophones are allowed: `entries()` marks them.
+    `counts` says how often each pronunciation was heard in training; without it all of a word's pronunciations cost the same.
     """
 
-    def __init__(self, pronunciations: Mapping[str, Iterable[Sequence[str]]], silence: str = "SIL") -> None:
-        self.silence = silence
+    def __init__(
+        self,
+        pronunciations: Mapping[str, Iterable[Sequence[str]]],
+        silence: str = "SIL",
+        counts: PronunciationCounts | None = None,
+    ) -> None:
+        self.silence, self.counts = silence, counts or {}
         # dict.fromkeys drops repetitions and keeps the order: lexicons list the most likely pronunciation first.
         self._prons = {w: tuple(dict.fromkeys(map(tuple, prons))) for w, prons in sorted(pronunciations.items())}
         for word, prons in self._prons.items():
@@ -68,6 +83,10 @@ class Lexicon:
             if set(phones) != {silence}:
                 prons.setdefault(word, []).append(tuple(phones))
         return cls(prons, silence)
+
+    def with_counts(self, counts: PronunciationCounts) -> Lexicon:
+        """The same words, with other counts of their pronunciations."""
+        return Lexicon(self._prons, self.silence, counts)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -106,8 +125,12 @@ class Lexicon:
         for word, pron in all_prons:
             if sounds[pron] > 1 or pron in beginnings:
                 used[pron] += 1
-            entries.append(Entry(word, pron, used[pron]))
+            entries.append(Entry(word, pron, used[pron], self._cost(word, pron)))
         return tuple(entries)
+
+    def _cost(self, word: str, pron: Pronunciation) -> float:
+        most = max(self.counts.get((word, each), 0) for each in self._prons[word])
+        return math.log((most + _UNSEEN) / (self.counts.get((word, pron), 0) + _UNSEEN))
 
     @cached_property
     def num_marks(self) -> int:

@@ -29,6 +29,7 @@ class ModelConfig:
         bottleneck: units of the linear layer before the softmax; 256 in the papers.
         dropout: probability, on the output of every layer, during training.
         stack: so many frames are one step of the LSTMs, which then predict the states of all of them; 1 in the papers.
+        members: networks of these sizes, trained side by side; the mean of their log probabilities is used. 1 in the papers.
     """
 
     layers: int = at_least(1, 2)
@@ -36,6 +37,7 @@ class ModelConfig:
     bottleneck: int = at_least(1, 64)
     dropout: float = fraction(0.0)
     stack: int = at_least(1, 1)
+    members: int = at_least(1, 1)
 
 
 class AcousticModel(nn.Module):
@@ -58,6 +60,11 @@ class AcousticModel(nn.Module):
         self.bottleneck = nn.Linear(2 * config.width, config.stack * config.bottleneck)
         self.output = nn.Linear(config.bottleneck, states)
 
+    @property
+    def members(self) -> Sequence[AcousticModel]:
+        """The networks that are trained: only this one."""
+        return (self,)
+
     def forward(self, frames_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
         """logits_BTS. With `lengths_B`, padding is ignored: the backward LSTM begins at the last frame of each utterance."""
         if lengths_B is None:
@@ -74,6 +81,28 @@ class AcousticModel(nn.Module):
         return cast(Tensor, self.output(narrow_BTK))
 
 
+class Ensemble(nn.Module):
+    """Networks that differ in their initial weights and dropout only: log p(s|x) = mean over m of log p_m(s|x) + constant.
+
+    Each network has its own loss (`Speech.loss`), so none relies on the others.
+    """
+
+    def __init__(self, features: int, states: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.stack = config.stack
+        self.members = nn.ModuleList(AcousticModel(features, states, config) for _ in range(config.members))
+
+    def forward(self, frames_BTF: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        """logits_BTS: the mean of the members' log probabilities."""
+        scores = [member(frames_BTF, lengths_B).log_softmax(-1) for member in self.members]
+        return torch.stack(scores).mean(0)
+
+
+def acoustic_model(features: int, states: int, config: ModelConfig) -> AcousticModel | Ensemble:
+    """The model of a configuration: one network, or several."""
+    return AcousticModel(features, states, config) if config.members == 1 else Ensemble(features, states, config)
+
+
 def stacked(frames_BTF: Tensor, number: int) -> Tensor:
     """`number` adjacent frames in each step, B×⌈T/number⌉×(number·F). The last frame is repeated to fill the last step.
 
@@ -85,8 +114,11 @@ def stacked(frames_BTF: Tensor, number: int) -> Tensor:
     return cast(Tensor, filled_BTF.unflatten(1, (-1, number)).flatten(2))
 
 
-def log_posteriors(module: nn.Module, frames: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
-    """log p(s|x) of whole utterances, T×S each, in the order given."""
+def log_posteriors(module: AcousticModel | Ensemble, frames: Mapping[str, NDArray[Any]]) -> dict[str, Floats]:
+    """log p(s|x) of whole utterances, T×S each, in the order given.
+
+    With stacked frames an utterance can be divided into steps in `module.stack` ways; the mean over all of them is taken.
+    """
     batches = _batches_of_like_length({name: len(each) for name, each in frames.items()})
     was_training, threads = module.training, torch.get_num_threads()
     module.eval()
@@ -108,10 +140,15 @@ def log_posteriors(module: nn.Module, frames: Mapping[str, NDArray[Any]]) -> dic
 
 
 @torch.no_grad()
-def _scored(module: nn.Module, utterances: Sequence[NDArray[Any]]) -> list[Floats]:
+def _scored(module: AcousticModel | Ensemble, utterances: Sequence[NDArray[Any]]) -> list[Floats]:
     lengths_B = torch.tensor([len(each) for each in utterances])
     arrays = [torch.from_numpy(np.asarray(each, dtype=np.float32)) for each in utterances]
-    scores_BTS = module(pad_sequence(arrays, batch_first=True), lengths_B).log_softmax(-1)
+    frames_BTF = pad_sequence(arrays, batch_first=True)
+    by_offset = []
+    for offset in range(module.stack):
+        later_BTF = torch.cat([frames_BTF[:, :1].expand(-1, offset, -1), frames_BTF], dim=1)
+        by_offset.append(module(later_BTF, lengths_B + offset)[:, offset:].log_softmax(-1))
+    scores_BTS = torch.stack(by_offset).mean(0).log_softmax(-1)
     return [scores_TS[:length].numpy() for scores_TS, length in zip(scores_BTS, lengths_B.tolist(), strict=True)]
 
 

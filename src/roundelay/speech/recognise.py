@@ -1,6 +1,7 @@
 """Recognition and alignment with the model of a finished run.
 
-The folder `recogniser` of a run has what is needed beside the network: states.json (tying, priors and transitions), lexicon.txt,
+The folder `recogniser` of a run has what is needed beside the network: states.json (tying, priors, transitions, how often each
+pronunciation occurs), lexicon.txt,
 lm.arpa, scales.json (the decoder's scales, tuned on the validation split) and, with adapted features, adaptation.npz.
 So a run works without its corpus.
 """
@@ -18,7 +19,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from roundelay.errors import ConfigError, DataError
 from roundelay.speech.adaptation import Adaptation, adapted_speakers
@@ -34,12 +34,12 @@ from roundelay.speech.graph import decoding_graph
 from roundelay.speech.hmm import Floats, Tying, phone_segments
 from roundelay.speech.lexicon import Lexicon
 from roundelay.speech.lm import NGram
-from roundelay.speech.model import AcousticModel, log_posteriors
+from roundelay.speech.model import AcousticModel, Ensemble, acoustic_model, log_posteriors
 from roundelay.speech.prepare import ADAPTATION, Prepared, corpus_of, language_model, prepared
 from roundelay.speech.segments import Ints, Segments
 from roundelay.speech.tree import tying_from_json
 from roundelay.speech.tuning import tuned
-from roundelay.speech.word_times import word_times
+from roundelay.speech.word_times import pronunciation_counts, word_times
 from roundelay.training.run_result import RunResult
 
 log = logging.getLogger("roundelay")
@@ -68,7 +68,7 @@ class Times(NamedTuple):
 class Recogniser:
     """A network, and everything that turns its output into words."""
 
-    module: nn.Module
+    module: AcousticModel | Ensemble
     config: SpeechConfig
     tying: Tying
     lexicon: Lexicon
@@ -91,8 +91,10 @@ class Recogniser:
         states = json.loads((folder / STATES).read_text())
         tying = tying_from_json(states["tying"])
         priors, loops = (np.array(states[name], dtype=np.float32) for name in ("log_priors", "self_loops"))
-        module = run.with_weights(AcousticModel(states["features"], tying.num_states, config.model))
-        lexicon, lm = Lexicon.read(folder / LEXICON, tying.silence), NGram.read(folder / ARPA)
+        module = run.with_weights(acoustic_model(states["features"], tying.num_states, config.model))
+        counts = {(word, tuple(phones)): count for word, phones, count in states.get("pronunciations", ())}
+        lexicon = Lexicon.read(folder / LEXICON, tying.silence).with_counts(counts)
+        lm = NGram.read(folder / ARPA)
         adaptation = Adaptation.load(folder / ADAPTATION) if (folder / ADAPTATION).is_file() else None
         recogniser = cls(module, config, tying, lexicon, lm, priors, loops, states["features"], adaptation=adaptation)
         return recogniser._with_scales(folder)
@@ -249,7 +251,11 @@ def save_recogniser(ready: Prepared, config: SpeechConfig, folder: Path) -> None
     language_model(config.lm, ready.corpus, ready.lexicon).write(folder / ARPA)
     if ready.adaptation:
         ready.adaptation.save(folder / ADAPTATION)
+    original = {each.id: each.text for each in ready.corpus.split("train") if each.speed == 1.0}
+    labels = {name: states_T for name, states_T in ready.training_labels().items() if name in original}
+    counts = pronunciation_counts(labels, original, ready.lexicon, ready.tying)
     states = {
+        "pronunciations": [[word, phones, count] for (word, phones), count in counts.items()],
         "features": ready.features.dimension,
         "tying": ready.tying.to_json(),
         "log_priors": ready.log_priors.tolist(),

@@ -6,7 +6,7 @@ import logging
 import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from roundelay.speech.augment import masked
 from roundelay.speech.config import SpeechConfig, check, check_data
-from roundelay.speech.model import AcousticModel
+from roundelay.speech.model import AcousticModel, Ensemble, acoustic_model
 from roundelay.speech.prepare import UNLABELLED, Prepared, prepared
 from roundelay.speech.windows import Rows, Whole, Windows, windows_of
 from roundelay.training import run_directory
@@ -76,7 +76,7 @@ class Speech(Task):
         """The acoustic model for the features and states of the corpus, with weights drawn from the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return AcousticModel(self.prepared.features.dimension, self.prepared.tying.num_states, self.config.model)
+            return acoustic_model(self.prepared.features.dimension, self.prepared.tying.num_states, self.config.model)
 
     def batch(self, samples: Sequence[int], generator: torch.Generator) -> FramesAndStates:
         """Training windows or utterances, shifted and masked at random."""
@@ -92,10 +92,12 @@ class Speech(Task):
         return gathered if self.config.window else (*gathered, torch.from_numpy(counts_BT.sum(axis=1)))
 
     def loss(self, module: nn.Module, batch: FramesAndStates) -> Tensor:
-        """Cross-entropy per frame."""
+        """Cross-entropy per frame, the mean of the model's networks."""
         frames_BTF, states_BT, *lengths_B = batch
-        logits = module(frames_BTF, *lengths_B).flatten(0, 1)
-        return cross_entropy(logits, states_BT.flatten(), ignore_index=UNLABELLED)
+        networks = cast("AcousticModel | Ensemble", module).members
+        logits = [network(frames_BTF, *lengths_B).flatten(0, 1) for network in networks]
+        losses = [cross_entropy(each, states_BT.flatten(), ignore_index=UNLABELLED) for each in logits]
+        return torch.stack(losses).mean()
 
     def evaluate(self, module: nn.Module, split: str, part: int = 0, parts: int = 1) -> dict[str, float]:
         """Sums over the frames of a split: their number, cross-entropy, and how many get the right state."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from roundelay.speech.decode import Hypothesis
 from roundelay.speech.hmm import Tying, phone_segments
-from roundelay.speech.lexicon import Lexicon
-from roundelay.speech.segments import Segments, segments
+from roundelay.speech.lexicon import Lexicon, Pronunciation
+from roundelay.speech.segments import Ints, Segments, segments
+
+COUNTED = 20_000  # utterances that are enough to count pronunciations
 
 
 def word_times(hypothesis: Hypothesis, lexicon: Lexicon, tying: Tying) -> Segments:
@@ -24,6 +28,21 @@ def word_times(hypothesis: Hypothesis, lexicon: Lexicon, tying: Tying) -> Segmen
     times = [(begins[i], begins[j]) for i, j in spans]
     times += [(phones.end_s, phones.end_s)] * (len(hypothesis.words) - len(times))
     return segments((word, i, round(j - i, 6)) for word, (i, j) in zip(hypothesis.words, times, strict=True))
+
+
+def pronunciation_counts(
+    labels: Mapping[str, Ints], texts: Mapping[str, str], lexicon: Lexicon, tying: Tying
+) -> Counter[tuple[str, Pronunciation]]:
+    """How often each pronunciation occurs in labelled utterances, by matching the phones of the labels with the text."""
+    counts: Counter[tuple[str, Pronunciation]] = Counter()
+    for name, states_T in islice(labels.items(), COUNTED):
+        words = texts[name].split()
+        if lexicon.unknown(words):
+            continue
+        phones, variants = phone_segments(states_T, tying).symbols, _with_first_variants(words, lexicon, tying)
+        for word, (i, j) in zip(words, _spans(words, phones, variants, lexicon.silence), strict=False):
+            counts[word, lexicon[word][variants[word].index(phones[i:j])]] += 1
+    return counts
 
 
 def _with_first_variants(words: Sequence[str], lexicon: Lexicon, tying: Tying) -> dict[str, list[tuple[str, ...]]]:

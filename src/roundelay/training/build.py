@@ -43,10 +43,16 @@ def strategy_of(config: Config, local_size: int | None = None) -> Strategy:
     return SuperLearner(between, members) if members > 1 else between
 
 
-def schedule_of(config: Config, samples_per_epoch: int, samples: int) -> Schedule:
-    """The learning rate of a run with `samples` samples over all epochs."""
-    batch = config.data.batch * config.learners
-    return Schedule(config.optimizer, config.schedule, batch=batch, epoch=samples_per_epoch, total=samples)
+def gradients_of(config: Config, strategy: Strategy) -> int:
+    """How many different gradients optimizers see in a step: 1 if all are averaged, else one per learner or super-learner."""
+    return 1 if strategy.needs_equal_weights else config.learners // strategy.members_of_a_group(config.learners)
+
+
+def schedule_of(config: Config, samples_per_epoch: int, samples: int, strategy: Strategy) -> Schedule:
+    """The learning rate of a run with `samples` samples over all epochs; `strategy` comes from `strategy_of`."""
+    batch, gradients = config.data.batch * config.learners, gradients_of(config, strategy)
+    sizes = {"batch": batch, "gradients": gradients, "epoch": samples_per_epoch, "total": samples}
+    return Schedule(config.optimizer, config.schedule, **sizes)
 
 
 def learner_seed(config: Config, learner: int) -> int:

@@ -79,8 +79,9 @@ class ScheduleConfig:
     """The learning rate as a function of the samples that all learners have used.
 
     Attributes:
-        reference_batch: the batch for which `optimizer.lr` is meant. The rate grows linearly with the batch of all learners
-            together. 0: no scaling.
+        reference_batch: the batch for which `optimizer.lr` is meant. The rate of SGD grows linearly with the batch of all
+            learners together, that of Adam with the root of it, and with the root of the number of learners (or
+            super-learners) as well if the strategy averages weights. 0: no scaling.
         warmup_epochs: epochs in which the rate rises linearly from the unscaled to the scaled one.
         shape: constant; factor: multiplied by `factor` every epoch from epoch `decay_after_epochs` on; cosine: falls to
             zero at the end of the run.

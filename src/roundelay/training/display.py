@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -18,6 +19,9 @@ from roundelay.training.metrics import Row, rows_of
 LINE_EVERY_S = 10.0  # between two lines when the output is no terminal
 MOST_ROWS = 32  # with more learners, the table shows only every second, third, ... learner
 _COLUMNS = ("learner", "steps", "samples/s", "loss", "staleness", "spread", "exch./step", "waits")
+_WIDE = ("staleness", "spread", "exch./step")  # columns that a narrow terminal has no space for
+NARROW = 76
+ECHO = 2  # the terminal writes ^C behind the last line; the line must not wrap, or it is not erased
 
 
 class Display:
@@ -110,14 +114,16 @@ class Display:
             f"{samples_seen:,} of {total:,} samples ({samples_seen / max(total, 1):.0%}), {speed:,.0f} samples/s{loss}"
         )
 
-    def _render(self) -> Group:
+    def _render(self) -> Constrain:
         table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=True)
-        for column in _COLUMNS:
-            table.add_column(column, justify="right", no_wrap=True)
+        columns = [at for at, name in enumerate(_COLUMNS) if self._console.width >= NARROW or name not in _WIDE]
+        for at in columns:
+            table.add_column(_COLUMNS[at], justify="right", no_wrap=True)
         learners = sorted({*range(self._learners), *self._rows})
         for learner in learners[:: -(-len(learners) // MOST_ROWS)]:
-            table.add_row(*self._cells(learner))
-        return Group(table, Text(self._evaluation), self._progress)
+            cells = self._cells(learner)
+            table.add_row(*(cells[at] for at in columns))
+        return Constrain(Group(table, Text(self._evaluation), self._progress), self._console.width - ECHO)
 
     def _cells(self, learner: int) -> list[str]:
         if learner in self._gone:

@@ -64,7 +64,7 @@ class TrainingLoop:
         self._task, self._module, self._optimizer = task, module, optimizer
         self._part, self._group, self._client, self._workers = part, group, client, config.data.workers
         self.stopping = Stopping(client)
-        schedule = schedule_of(config, len(task), part.partition.samples)
+        schedule = schedule_of(config, len(task), part.partition.samples, part.strategy)
         self.step = TrainingStep(group.id, task, module, optimizer, schedule=schedule, clip=config.optimizer.clip)
         self.meter = Meter(_sinks(config, files, group.id), config.metrics.every_s)
         self.saver = Saver(config, files, task, self.step, self.meter)

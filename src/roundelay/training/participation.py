@@ -28,6 +28,7 @@ class Participation:
         group: the learners that train together.
 
     Attributes:
+        strategy: only to read its properties; each connection has a new one.
         synchronous: whether learners wait for each other.
         reforms_alone: whether learners follow a changed membership without a meeting.
         world: rank and size at the moment.
@@ -40,8 +41,8 @@ class Participation:
         self, config: Config, samples: int, world: World, client: RendezvousClient, group: ElasticGroup
     ) -> None:
         self._config, self._samples, self._client, self._group = config, samples, client, group
-        strategy = strategy_of(config, world.local_size)  # only to read its properties: each connection has a new one
-        self.synchronous, self.reforms_alone = strategy.synchronous, strategy.reforms_alone
+        self.strategy = strategy_of(config, world.local_size)
+        self.synchronous, self.reforms_alone = self.strategy.synchronous, self.strategy.reforms_alone
         self.world = world
         self.partition = self._partition()
         self.began = False
@@ -74,6 +75,7 @@ class Participation:
         first = self.position.first_unconfirmed if self.began else self.position.done
         before = self._group.view.membership.living
         self._agreed = self._group.meet(Progress(self._ready, first, self._weight_steps))
+        self._ready = self._ready or self._group.revived
         if self._group.view.membership.living != before:
             self._saved = None  # what the strategy has saved was for other members
         self._update_partition()
@@ -85,9 +87,14 @@ class Participation:
 
         Returns the samples that the run has seen, if a shared cursor counts them.
         """
-        self._group.rejoin()
-        self._ready = False
-        self._draws_used, self.position.used = 0, []
+        if self._client.joining:
+            self._group.join_later()
+        else:
+            self._group.rejoin()
+        self._ready, self._joined = self._group.revived, True
+        self._draws_used = 0
+        if not self._ready:
+            self.position.used = []
         self._update_partition()
         return self.position.skip_boundaries(self._client.given)
 
@@ -98,7 +105,7 @@ class Participation:
         restored.
         """
         transport = self._group.connect(strategy, ready=self._ready)
-        self._joined, self._ready = not self._ready, True
+        self._joined, self._ready = self._joined or not self._ready, True
         if self._agreed is not None:
             self._weight_steps, self._agreed = self._agreed.weight_steps, None
         saved, self._saved = self._saved, None

@@ -82,6 +82,11 @@ def resolve(table: Mapping[str, Any], settings: Iterable[tuple[str, str]] = (), 
         values = assigned(kind, values, key, text)
     config = read(kind, values)
     check(config)
+    if "topology" in dict(settings) and not takes_option(config.strategy, "topology"):
+        raise ConfigError(
+            f"topology {config.topology} has no effect on {config.strategy}, which averages over all learners; leave it out, "
+            "or choose another strategy, such as dpsgd"
+        )
     if data:
         task_class(config.task).check_data(config.settings)
     return config

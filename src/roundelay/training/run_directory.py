@@ -24,6 +24,7 @@ from roundelay.errors import ConfigError, LaunchError
 from roundelay.training import checkpoint
 from roundelay.training.config import Config
 from roundelay.training.config_table import to_toml
+from roundelay.training.metrics import rows_of
 from roundelay.training.recipes import as_table, read_toml
 
 CONFIG, MACHINE, METRICS, TICKET = "config.toml", "machine.json", "metrics.jsonl", "ticket.json"
@@ -33,11 +34,27 @@ PROBLEMS = "problems.txt"  # problems in the data, one per line; only written by
 
 
 def begin(folder: Path, config: Config, command: str, *, simulated: bool = False) -> None:
-    """Begin a new run; machine.json says if it is a simulated one. Raises ConfigError if the folder holds a run already."""
+    """Begin a new run; machine.json says if it is a simulated one.
+
+    A run that ended before its first row of metrics has nothing to lose: it is begun again.
+
+    Raises ConfigError if the folder holds a run already.
+    """
     if (folder / CONFIG).exists():
-        raise ConfigError(f"'{folder}' holds a run already; go on with it by --resume, or choose another --out")
+        if _has_begun(folder):
+            raise ConfigError(f"'{folder}' holds a run already; go on with it by --resume, or choose another --out")
+        (folder / METRICS).unlink(missing_ok=True)
     make(folder)
     write(folder, config, command, simulated=simulated)
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether a run has left a checkpoint, a result, or a row of metrics that is no event."""
+    left = [*folder.glob("checkpoints/*"), *folder.glob(RESULTS)]
+    rows = (
+        row for path in folder.glob("metrics*.jsonl") for row in rows_of(path.read_text(errors="replace").splitlines())
+    )
+    return bool(left) or any(row["kind"] != "event" for row in rows)
 
 
 def write(folder: Path, config: Config, command: str, *, simulated: bool = False) -> None:

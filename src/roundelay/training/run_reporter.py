@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from roundelay.cluster.launcher import Launcher, Reporter
-from roundelay.cluster.learner_process import LearnerProcess
+from roundelay.cluster.learner_process import KILLED, LearnerProcess
 from roundelay.cluster.rendezvous.messages import Message
 from roundelay.training.display import Display
 from roundelay.training.metrics import JsonLines
 from roundelay.training.verdict import sentence
+
+# Events after a learner has failed are shown so much later: an error in the user's code ends all learners, and is told once.
+HOLD_S = 5.0
 
 
 class RunReporter(Reporter):
@@ -34,6 +38,8 @@ class RunReporter(Reporter):
         self.has_events = True
         self.stop_reason = ""
         self._stopping = False
+        self._held: list[Message] = []
+        self._hold_until_s = 0.0
 
     def say(self, sentence: str) -> None:
         """Show a line above the table."""
@@ -72,5 +78,20 @@ class RunReporter(Reporter):
             sink.close()
             if event["event"] == "stopping":
                 self.stop_reason = event["reason"]
+            if event["event"] == "died" and not event["reason"].startswith(KILLED):
+                self._hold_until_s = time.monotonic() + HOLD_S
+            self._held.append(event)
+        if time.monotonic() >= self._hold_until_s:
+            self._show_held()
+
+    def finish(self, *, all_failed: bool) -> None:
+        """Show what is left. If all learners have failed, the verdict says why, and their deaths are not told one by one."""
+        self.show_events()
+        if not all_failed:
+            self._show_held()
+
+    def _show_held(self) -> None:
+        for event in self._held:
             if not (self._stopping and event["event"] == "died"):
                 self.say(sentence(event))
+        self._held.clear()

@@ -6,7 +6,7 @@ import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors.torch import load_file, save
 from torch import nn
@@ -20,6 +20,8 @@ from roundelay.training.evaluator import SPLITS, evaluating, means
 from roundelay.training.recipes import as_table, task_class
 from roundelay.training.task import Task
 from roundelay.weights.serialization import UNREADABLE
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def write_result(folder: Path, config: Config, task: Task, mean: nn.Module, results: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +79,7 @@ class RunResult:
         """Build the task. This reads the data of the task."""
         return self.task_class(self.settings, self.seed)
 
-    def with_weights(self, module: nn.Module) -> nn.Module:
+    def with_weights(self, module: Model) -> Model:
         """Load the weights of the mean model into the module. Returns the module, in evaluation mode.
 
         Raises ConfigError if the file of the model is damaged.

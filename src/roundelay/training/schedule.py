@@ -8,17 +8,20 @@ from roundelay.training.config import OptimizerConfig, ScheduleConfig
 
 
 class Schedule:
-    r"""Linear scaling with the batch of all learners, linear warm-up, then constant, a factor per epoch, or cosine.
+    r"""Scaling with the batch of all learners, linear warm-up, then constant, a factor per epoch, or cosine.
 
-    $$\alpha(s) = \alpha_0 \, (1 + (B/B_0 - 1) \min(1, s/w)) \, d(s)$$
+    $$\alpha(s) = \alpha_0 \, (1 + (c - 1) \min(1, s/w)) \, d(s), \quad
+      c = B/B_0 \text{ with SGD}, \quad c = \sqrt{n B/B_0} \text{ with Adam}$$
 
-    with s samples used by all learners, the batch B of all learners, the reference batch $B_0$, w samples of warm-up, and the
-    decay d. The schedule counts samples, so it is the same for every strategy and any number of learners.
+    with s samples used by all learners, the batch B of all learners, the reference batch $B_0$, n different gradients in a step,
+    w samples of warm-up, and the decay d. Adam divides by the noise of a gradient: that of a mean over B samples falls with
+    $\sqrt B$ (arXiv:2205.10287), and is $\sqrt n$ times larger if n optimizers see B/n samples each.
 
     Args:
         optimizer: gives $\alpha_0$.
         schedule: gives scaling, warm-up and decay.
         batch: samples per step of all learners.
+        gradients: n; 1 if gradients are averaged over all learners.
         epoch: samples in an epoch.
         total: samples in the run.
 
@@ -29,10 +32,20 @@ class Schedule:
     """
 
     def __init__(
-        self, optimizer: OptimizerConfig, schedule: ScheduleConfig, *, batch: int, epoch: int, total: int
+        self,
+        optimizer: OptimizerConfig,
+        schedule: ScheduleConfig,
+        *,
+        batch: int,
+        epoch: int,
+        total: int,
+        gradients: int = 1,
     ) -> None:
         self._lr, self._config = optimizer.lr, schedule
-        self._scale = batch / schedule.reference_batch if schedule.reference_batch else 1.0
+        self._scale = 1.0
+        if schedule.reference_batch:
+            growth = batch / schedule.reference_batch
+            self._scale = growth if optimizer.name == "sgd" else math.sqrt(gradients * growth)
         self._epoch, self._total = epoch, total
 
     def at(self, samples: int) -> float:

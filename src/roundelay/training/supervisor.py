@@ -85,7 +85,7 @@ class Supervisor:
                 program = self._program(server.address)
                 launcher = Launcher(program, rendezvous, self._learners, reporter=reporter)
                 launcher.run()
-            reporter.show_events()
+            reporter.finish(all_failed=len(launcher.failed) == launcher.started)
         return Ending(
             self.folder,
             self._resume_command,
@@ -96,6 +96,7 @@ class Supervisor:
             self._joins != "",
             launcher.lost_before_stop,
             several_machines=self._settings.rendezvous is not None,
+            killed=len(launcher.signals) > 1,
         )
 
     def _rendezvous(self, reporter: RunReporter) -> Rendezvous | RemoteRendezvous:

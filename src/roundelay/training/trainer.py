@@ -115,9 +115,12 @@ class Trainer:
                 log.warning("learner %d was dropped (%s) and joins again", self._group.id, error)
                 dropped = True
             except (PeerLostError, MembershipChangedError) as error:
-                if (self.part.reforms_alone and self.part.began) or not self._elastic:
+                dropped = self.part.reforms_alone and self._client.joining
+                if (self.part.reforms_alone and self.part.began and not dropped) or not self._elastic:
                     raise
-                log.warning("learner %d meets the others: %s", self._group.id, error)
+                log.warning(
+                    "learner %d %s: %s", self._group.id, "joins again" if dropped else "meets the others", error
+                )
             self.optimizer.zero_grad()
 
     def _take_part(self) -> bool:

@@ -21,6 +21,7 @@ class Ending:
         folder: of the run.
         command: the command that continues the run.
         signal: the first signal that the supervisor got; None if there was none.
+        killed: a second signal came, which kills the learners.
         stop_reason: why the rendezvous stopped the run; empty if it did not.
         failed: why learners of this machine ended early, by the learner's label, the first one first.
         learners: how many learners this machine had.
@@ -39,6 +40,7 @@ class Ending:
     joined: bool
     lost_before_stop: frozenset[str] = frozenset()
     several_machines: bool = False
+    killed: bool = False
 
     def verdict(self) -> tuple[str, int]:
         """The last lines, and the exit code: 0 if the run was finished, 128 + the number of the signal, and else 1."""
@@ -58,9 +60,12 @@ class Ending:
         if self.signal is not None and self.failed.keys() <= self.lost_before_stop and len(self.failed) < self.learners:
             lost = "".join(f"learner {learner} was lost before ({self.failed[learner]})\n" for learner in self.failed)
             return f"{lost}stopped and saved; go on with:\n  {self.command}\n", code
-        if self.signal is not None and self._interrupted():
-            again = f"go on with:\n  {self.command}\n" if self._saved() else "nothing was saved\n"
-            return f"stopped before training began; {again}", code
+        if self.killed or (self.signal is not None and self._interrupted()):
+            how = "killed" if self.killed else "stopped before training began"
+            again = (
+                f"go on from the last checkpoint with:\n  {self.command}\n" if self._saved() else "nothing was saved\n"
+            )
+            return f"{how}; {again}", code
         return self._ended_early(), code
 
     def results(self) -> dict[str, Any] | None:
@@ -81,6 +86,8 @@ class Ending:
         first = next(iter(self.failed), None)
         why = "no learner finished it" if first is None else f"learner {first} was lost first ({self.failed[first]})"
         lines = "" if first is None else _traceback(self.folder / "logs" / f"learner-{first}.log")
+        if 1 < len(self.failed) == self.learners and len(set(self.failed.values())) == 1:
+            why = f"all learners failed in the same way: {next(iter(self.failed.values()))}"
         lines += f"roundelay: error: the run ended early: {why}; logs are in '{self.folder / 'logs'}'\n"
         if self._saved():
             lines += f"go on from the last checkpoint with:\n  {self.command}\n"
@@ -112,7 +119,7 @@ def _traceback(log: Path) -> str:
     """The last traceback in the log of a learner; empty if there is none."""
     text = log.read_text(errors="replace") if log.is_file() else ""
     _, begin, last = text.rpartition("Traceback (most recent call last):\n")
-    return begin + last
+    return begin + last if begin else ""
 
 
 def sentence(event: Message) -> str:
@@ -120,7 +127,8 @@ def sentence(event: Message) -> str:
     learner = "" if event["learner"] is None else f"learner {event['learner']} "
     reason = f" ({event['reason']})" if event["reason"] else ""
     if event["event"] == "recovered":
-        return f"recovered after {event['seconds']:.1f} s: {event['living']} learners go on"
+        living = "1 learner goes" if event["living"] == 1 else f"{event['living']} learners go"
+        return f"recovered after {event['seconds']:.1f} s: {living} on"
     if event["event"] in ("stopping", "stopped"):
         return f"stopping: {event['reason']}"
     return f"{learner}{event['event']}{reason}; {event['living']} live"

@@ -15,7 +15,11 @@ class Heartbeats:
     """When each peer was last heard. A peer is lost once it has been silent for `LOST_AFTER_S`.
 
     Beats come from a peer's transport thread, so a long step, a compilation or an evaluation never looks like death.
-    Time in which this process itself stood still (a suspended machine, SIGSTOP) does not count against a peer.
+    Time in which this process itself stood still (a suspended machine, SIGSTOP, a machine with too much to do) does not
+    count against a peer: between two looks, at most two beats count.
+
+    Attributes:
+        stood_still_s: how long this process stood still before the last look.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -23,6 +27,7 @@ class Heartbeats:
         self._heard: dict[int, float] = {}
         self._silent: set[int] = set()
         self._looked = now()
+        self._passed_s = self.stood_still_s = 0.0
 
     def heard(self, peer: int) -> None:
         """Something came from `peer`."""
@@ -35,19 +40,27 @@ class Heartbeats:
     def lost(self) -> list[int]:
         """Peers whose heartbeats have stopped. Call this about once per `BEAT_S`."""
         now = self._now()
-        slept = now - self._looked - BEAT_S
-        self._looked = now
-        if slept > LOST_AFTER_S / 2:
-            self._heard = {peer: last + slept for peer, last in self._heard.items()}
-        return self._unheard_for(LOST_AFTER_S)
+        self._passed_s, self._looked = now - self._looked, now
+        late = self._passed_s - BEAT_S
+        self.stood_still_s = late if late > BEAT_S else 0.0
+        self._excuse(self.stood_still_s)
+        return self.unheard_for(LOST_AFTER_S)
 
     def changes(self) -> tuple[list[int], set[int], set[int]]:
         """Peers that are lost, those that have become silent, and those that are heard again. Instead of `lost`."""
         lost = self.lost()
-        silent = set(self._unheard_for(SILENT_AFTER_S)) - set(lost)
+        silent = set(self.unheard_for(SILENT_AFTER_S)) - set(lost)
         before, self._silent = self._silent, silent
         return lost, silent - before, (before - silent) & self._heard.keys() - set(lost)
 
-    def _unheard_for(self, seconds: float) -> list[int]:
+    def excuse_all(self) -> None:
+        """The time between the last two looks counts against no peer."""
+        self._excuse(self._passed_s)
+
+    def _excuse(self, seconds: float) -> None:
+        self._heard = {peer: min(last + seconds, self._looked) for peer, last in self._heard.items()}
+
+    def unheard_for(self, seconds: float) -> list[int]:
+        """Peers that were heard before, and not in the last `seconds`."""
         now = self._now()
         return [peer for peer, last in self._heard.items() if now - last > seconds]

@@ -147,7 +147,7 @@ def test_a_learner_that_was_dropped_learns_so_and_may_join_again():
             second.check()
         with pytest.raises(DroppedError):
             second.budget.declare(1, [])
-        second.rejoin(HERE)
+        second.rejoin(HERE, weights=True)
         assert second.joining
         second.ready()
         wait_until(lambda: first.view.membership.living == (0, 1))

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from roundelay.cluster.rendezvous.formation import AFTER_FINISHED_S
 from roundelay.cluster.rendezvous.members import NEVER_FORMED
-from roundelay.cluster.rendezvous.run_state import AWAY_S
+from roundelay.cluster.rendezvous.silence import ALL_SILENT_S, AWAY_S
 from roundelay.cluster.rendezvous.state import RendezvousState
 from roundelay.transport.heartbeats import BEAT_S, LOST_AFTER_S
 
@@ -330,6 +330,100 @@ def test_a_restarted_rendezvous_rebuilds_its_state_from_the_learners():
     assert rendezvous.answer(0, request)["number"] == 2
 
 
+def leave(rendezvous, learner):
+    rendezvous.state.handle(rendezvous.connections[learner], {"kind": "leave", "failure": ""})
+
+
+def replied(connection):
+    (reply,) = connection.of("reply")
+    return reply
+
+
+def test_learners_that_are_silent_all_at_once_are_not_dropped():
+    rendezvous = formed(3)
+    rendezvous.wait(ALL_SILENT_S - 2 * BEAT_S)
+    rendezvous.wait(LOST_AFTER_S / 2, heartbeats_of=[1])  # one wakes first; the others have time to follow
+    rendezvous.wait(3 * LOST_AFTER_S, heartbeats_of=[0, 1, 2])
+    assert rendezvous.events == []
+
+
+def test_learners_that_do_not_follow_the_first_that_wakes_are_dropped():
+    rendezvous = formed(3)
+    rendezvous.wait(3 * LOST_AFTER_S)
+    rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S, heartbeats_of=[1])
+    assert sorted(rendezvous.reported()) == [("dropped", 0), ("dropped", 2)]
+
+
+def test_a_silent_learner_is_dropped_if_one_with_weights_of_the_run_wants_to_go_on():
+    rendezvous = formed(2)
+    rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S, heartbeats_of=[1])
+    assert replied(rendezvous.register(0, joins=True, weights=True))["joining"]
+    rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S, heartbeats_of=[0])
+    assert rendezvous.reported() == [("dropped", 0), ("dropped", 1)]
+    assert not replied(rendezvous.register(0, joins=True, weights=True))["joining"]
+    assert rendezvous.state.living == [0]
+
+
+def all_dropped(learners):
+    rendezvous = formed(learners)
+    rendezvous.wait(ALL_SILENT_S + LOST_AFTER_S + 2 * BEAT_S)
+    assert rendezvous.state.living == []
+    return rendezvous
+
+
+def test_if_all_were_dropped_the_first_that_comes_back_goes_on_and_the_others_join_it():
+    rendezvous = all_dropped(3)
+    told = replied(rendezvous.register(1, generation=0, living={}, used=[], total=None))
+    assert told["dropped"] == "no heartbeat for 5 s"  # it connects again as soon as it wakes
+    first = replied(rendezvous.register(1, joins=True, weights=True))
+    assert (first["joining"], sorted(first["living"])) == (False, ["1"])
+    second = replied(rendezvous.register(0, joins=True, weights=True))
+    assert (second["joining"], sorted(second["living"])) == (True, ["0", "1"])
+    rendezvous.state.handle(rendezvous.connections[0], {"kind": "ready"})
+    assert rendezvous.state.living == [0, 1]
+    assert rendezvous.state.generation > first["generation"] > 3
+
+
+def test_a_learner_without_weights_cannot_go_on_with_a_run_whose_learners_were_all_dropped():
+    rendezvous = all_dropped(2)
+    assert "no learner left" in replied(rendezvous.register(0, joins=True, weights=False))["refused"]
+    assert "no learner left" in replied(rendezvous.register(5, joins=True))["refused"]
+
+
+def test_a_learner_that_was_dropped_joins_those_that_train_on_although_another_one_has_left():
+    rendezvous = formed(3)
+    leave(rendezvous, 2)
+    rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S, heartbeats_of=[0])
+    assert replied(rendezvous.register(1, joins=True, weights=True))["joining"]
+
+
+def test_a_learner_that_was_dropped_tries_again_if_the_rendezvous_was_started_again_meanwhile():
+    rendezvous = Rendezvous(3)
+    assert "started again" in replied(rendezvous.register(2, joins=True, weights=True))["dropped"]
+    living = {str(learner): ["host", learner] for learner in range(2)}
+    for learner in (0, 1):
+        rendezvous.register(learner, generation=4, living=living, used=[], total=None)
+    assert replied(rendezvous.register(2, joins=True, weights=True))["joining"]
+
+
+def test_a_learner_that_wakes_after_the_run_has_finished_is_refused():
+    rendezvous = formed(2)
+    rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S, heartbeats_of=[0])
+    leave(rendezvous, 0)
+    assert "all have finished" in replied(rendezvous.register(1, joins=True, weights=True))["refused"]
+
+
+def test_time_in_which_the_rendezvous_stood_still_does_not_count_for_a_connection_that_broke():
+    rendezvous = formed(2)
+    rendezvous.wait(BEAT_S, heartbeats_of=[0, 1])
+    rendezvous.state.closed(rendezvous.connections[1])
+    rendezvous.time += 60.0
+    rendezvous.state.tick()
+    assert rendezvous.state.living == [0, 1]
+    rendezvous.wait(AWAY_S + 2 * BEAT_S, heartbeats_of=[0])
+    assert rendezvous.reported() == [("died", 1)]
+
+
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["draw", "die", "freeze", "join", "wait", "leave"]), st.integers(0, 5)), max_size=60
 )
@@ -376,7 +470,8 @@ def test_whatever_happens_every_number_is_used_and_generations_grow(events, tota
         elif event == "wait":
             rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S, heartbeats_of=active)
         generations.append(rendezvous.state.generation)
-    rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S, heartbeats_of=[i for i in rendezvous.state.living if i not in frozen])
+    awake = [learner for learner in rendezvous.state.living if learner not in frozen]
+    rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S + (0 if awake else ALL_SILENT_S), heartbeats_of=awake)
     assert not frozen.intersection(rendezvous.state.living)
     for learner in rendezvous.state.living:
         if learner in under_way:

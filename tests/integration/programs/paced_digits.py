@@ -3,6 +3,7 @@
 PACED_FAULT=PLACE:LEARNER says where a learner dies (SIGKILL): in the "task" constructor, which a learner calls before it
 registers, or in "module", which it calls between registering and its first step. Before a learner registers it has no id,
 so the first LEARNER processes that make a file in PACED_FOLDER die. "raise:LEARNER" raises in the constructor.
+PACED_EVALUATION_S=SECONDS makes the evaluation at the end of the run so long; it touches PACED_FOLDER/evaluating.
 Once there is a file PACED_FOLDER/hurry, steps take no longer than they must: a test has seen what it waited for.
 """
 
@@ -18,6 +19,7 @@ from roundelay.training.tiny import Digits
 
 STEP_S = 0.05
 FOLDER = Path(os.environ["PACED_FOLDER"])
+EVALUATION_S = float(os.environ.get("PACED_EVALUATION_S", "0"))
 PLACE, _, LEARNER = os.environ.get("PACED_FAULT", "").partition(":")
 
 
@@ -43,6 +45,12 @@ class PacedDigits(Digits):
         if PLACE == "module" and os.environ.get("ROUNDELAY_LEARNER") == LEARNER:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().module()
+
+    def evaluate(self, module, split, part=0, parts=1):
+        if split == "test" and EVALUATION_S:
+            (FOLDER / "evaluating").touch()
+            time.sleep(EVALUATION_S)
+        return super().evaluate(module, split, part, parts)
 
     def loss(self, module, batch):
         if not (FOLDER / "hurry").exists():

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roundelay.cli.arguments import more_than_0, number, positive_int
+from roundelay.cli.arguments import more_than_0, number, positive_int, whole_number
 from roundelay.cli.tables import new_table, say, show
 from roundelay.errors import UsageError
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", type=Path, metavar="PATH", help="folder or archive of an4, fsdd, librispeech or switchboard")
     add("--out", type=Path, metavar="DIR", help="synth: the folder to write (default: in the cache)")
     add("--hours", type=more_than_0(number), metavar="H", help="synth: hours of speech (default 0.5)")
-    add("--seed", type=int, metavar="S", help="synth: seed of sentences, voices and noise (default 1)")
+    add("--seed", type=whole_number, metavar="S", help="synth: seed of sentences, voices and noise (default 1)")
     add("--noise", type=float, metavar="DB", help="synth: add noise at this mean signal-to-noise ratio")
     add("--telephone", action="store_true", help="synth: 8 kHz, telephone band, µ-law")
     add("--workers", type=positive_int, metavar="N", help="synth: processes (default: one per core)")

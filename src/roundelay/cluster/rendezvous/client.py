@@ -39,6 +39,7 @@ class RendezvousClient(RendezvousSession):
         stop: how learners that stop agree with each other.
         view: the newest view; None before `register`.
         joining: whether the run was under way when this learner registered; False after `ready`, which tells the peers.
+        begun: whether another learner trained already when this learner registered.
         elapsed_s: how long the run had lasted when this learner registered.
         given: how far the budget was drawn when this learner registered.
         registrations: how often this learner has registered; more than once if it was dropped.
@@ -53,7 +54,7 @@ class RendezvousClient(RendezvousSession):
     ) -> None:
         self.on_view, self.on_stop = on_view, on_stop
         self.view: View | None = None
-        self.joining = False
+        self.joining = self.begun = False
         self.elapsed_s, self.given = 0.0, 0
         self.registrations = 0
         self._own_address: Address = ("", 0)
@@ -104,17 +105,22 @@ class RendezvousClient(RendezvousSession):
         self._run, self._process, self._files = asdict(run), process, files
         return self._register(address, wanted, joins=joins, again=again)
 
-    def rejoin(self, address: Address) -> View:
-        """Register again after DroppedError, with the same id."""
-        return self._register(address, self.id, joins=True)
+    def rejoin(self, address: Address, *, weights: bool) -> View:
+        """Register again after DroppedError, with the same id.
 
-    def _register(self, address: Address, wanted: int | None, *, joins: bool, again: bool = False) -> View:
+        If this learner has `weights` of the run, and all others were lost, too, it goes on with them: `joining` is False.
+        """
+        return self._register(address, self.id, joins=True, weights=weights)
+
+    def _register(
+        self, address: Address, wanted: int | None, *, joins: bool, again: bool = False, weights: bool = False
+    ) -> View:
         self._own_address, self._connection.dropped = address, None
         fields: Message = {"id": wanted, "address": address, "generation": NEVER_FORMED, "run": self._run}
-        fields |= {"joins": joins, "again": again, "process": self._process, "files": self._files}
+        fields |= {"joins": joins, "again": again, "weights": weights, "process": self._process, "files": self._files}
         reply = self._ask("register", **fields)
         self.id, self.view = int(reply["id"]), View.from_message(reply)
-        self.joining = bool(reply["joining"])
+        self.joining, self.begun = bool(reply["joining"]), bool(reply["begun"])
         self.registrations += 1
         self.elapsed_s, self.given = float(reply["elapsed_s"]), int(reply["given"])
         return self.view

@@ -60,6 +60,7 @@ class Member:
         joined_in: the generation in which the learner joined; NEVER_FORMED if it was there from the beginning.
         adopted: the newest generation that the learner has said it trains with.
         process: the name of its process, as the supervisor knows it.
+        has_weights: it joins again, and has weights of this run from before it was dropped.
     """
 
     address: Address
@@ -68,6 +69,7 @@ class Member:
     joined_in: int = NEVER_FORMED
     adopted: int = NEVER_FORMED
     process: str = ""
+    has_weights: bool = False
 
 
 class Members:
@@ -118,16 +120,26 @@ class Members:
         self._largest_id = max(self._largest_id, learner)
         return learner
 
-    def attach(
-        self, learner: int, connection: Connection, address: Address, *, joining: bool, process: str = ""
-    ) -> None:
+    @property
+    def begun(self) -> bool:
+        """Whether a living learner trains already."""
+        return any(member.adopted != NEVER_FORMED for member in self.living.values())
+
+    @property
+    def with_weights(self) -> set[int]:
+        """Learners from which one that joins can take the weights of this run, now or when they have joined again."""
+        return {*self.living, *(learner for learner, member in self.joining.items() if member.has_weights)}
+
+    def attach(self, learner: int, member: Member, *, joining: bool) -> None:
         """Add the learner, or give a known one a new connection."""
-        table = self.joining if joining else self.living
-        before = table[learner].connection if learner in table else None
+        table, connection = self.joining if joining else self.living, member.connection
+        assert connection is not None
+        earlier = self.joining.pop(learner, None) or self.living.get(learner)
+        before = None if earlier is None else earlier.connection
         if before is not None and before is not connection:
             self._learners.pop(before, None)
             before.shut_down()
-        table[learner] = Member(address, connection, process=process)
+        table[learner] = member
         self._learners[connection] = learner
 
     def detach(self, connection: Connection, now: float) -> int | None:

@@ -59,13 +59,17 @@ class Registration:
         if formed and known != NEVER_FORMED and wanted not in tables.members.living:
             request.reply(dropped=tables.changes.reason_lost(wanted))
             return
-        joining = formed and known == NEVER_FORMED
+        joining, has_weights = formed and known == NEVER_FORMED, bool(message.get("weights"))
         if joining and wanted in tables.members.living:  # the learner was restarted before its death was noticed
             self._drop(wanted, "died", STARTED_AGAIN)
         request.learner = tables.members.assign_id(wanted)
         if not formed and known != NEVER_FORMED:
             self._recover(message, known)
-        tables.members.attach(request.learner, connection, address, joining=joining, process=process)
+        member = Member(address, connection, process=process, has_weights=has_weights)
+        revived = joining and has_weights and not tables.members.living
+        tables.members.attach(request.learner, member, joining=joining and not revived)
+        if revived:
+            tables.changes.joined(request.learner)
         if message.get("files") is not None:
             host, port = message["files"]
             self.files[request.learner] = str(host), int(port)
@@ -111,7 +115,7 @@ class Registration:
         if joining is not None:
             view["living"][str(learner)] = joining.address
         more = {"id": learner, "elapsed_s": self._now() - self._formed_at, "given": self._tables.budget.given}
-        return view | more | {"joining": joining is not None}
+        return view | more | {"joining": joining is not None, "begun": members.begun}
 
     def _adopt(self, run: RunSpec) -> None:
         self.formation.adopt(run)

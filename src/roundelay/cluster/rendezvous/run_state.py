@@ -19,9 +19,8 @@ from roundelay.cluster.rendezvous.registration import Registration
 from roundelay.cluster.rendezvous.requests import KINDS, PendingRequests, Request
 from roundelay.cluster.rendezvous.run_stop import RunStop
 from roundelay.cluster.rendezvous.run_tables import RunTables
-from roundelay.transport.heartbeats import NO_HEARTBEAT, Heartbeats
-
-AWAY_S = 2.0  # a learner whose connection broke may come back within this time
+from roundelay.cluster.rendezvous.silence import Silence
+from roundelay.transport.heartbeats import Heartbeats
 
 
 class RunState:
@@ -53,6 +52,7 @@ class RunState:
         tables = RunTables(self._members, self._requests, self._changes, self._budget, self._stop, self._heartbeats)
         self._registration = Registration(now, tables, self._drop, after_finished=after_finished)
         self._formation = self._registration.formation
+        self._silence = Silence(self._members, self._heartbeats, now)
         self._barrier = Barrier(self._members, self._requests, self._drop)
 
     @property
@@ -70,6 +70,10 @@ class RunState:
     def over(self) -> bool:
         """Whether all learners of the run have left or are lost."""
         return not self._members.living and not self._members.joining
+
+    def can_be_joined(self, *, with_weights: bool) -> bool:
+        """Whether a learner can join. One `with_weights` was dropped; it can go on without others if none has finished."""
+        return self._members.formed and (bool(self._members.with_weights) or (with_weights and not self.finished))
 
     @property
     def given_up(self) -> bool:
@@ -149,15 +153,11 @@ class RunState:
 
     def tick(self) -> None:
         """To be called about once a heartbeat: drop learners that are silent or away for too long."""
-        for learner in self._heartbeats.lost():
+        for learner, event, reason in self._silence.lost():
             if learner in self._members.living:
-                self._drop(learner, "dropped", NO_HEARTBEAT)
+                self._drop(learner, event, reason)
             else:
                 self._members.end_joining(learner)
-        now = self._now()
-        for learner, member in list(self._members.living.items()):
-            if member.connection is None and now - member.away_since > AWAY_S:
-                self._drop(learner, "died", f"its connection broke and it did not come back within {AWAY_S:g} s")
         if not self._members.formed and (missing := self._formation.missing(self._members.living)):
             self._changes.report("waiting", None, missing)
         self._registration.form()

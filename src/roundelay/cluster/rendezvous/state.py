@@ -77,7 +77,10 @@ class RendezvousState:
                 "that run has ended, or start another rendezvous"
             )
             return False
-        if message.get("joins") and (self._run.over or not formed):
+        if message.get("weights") and not self._run.identity:  # this rendezvous was started again
+            request.reply(dropped="the rendezvous was started again, and no other learner has come back yet")
+            return False
+        if message.get("joins") and not self._run.can_be_joined(with_weights=bool(message.get("weights"))):
             request.reply(
                 refused="the run has no learner left that this one could join: all have finished or were lost; "
                 "resume the run, or start a new one"

@@ -18,13 +18,17 @@
   // Escape strings from a run's files, because plotly interprets some tags in labels.
   const text = (value) => String(value).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
   const titled = (words) => ({ text: words, font: { size: 12 } });
+  // Charts of small numbers have exponents (7.7e-4), those of large numbers all digits (20,000; plotly's own are 770µ and 20k).
+  const largest = (trace) => Math.max(trace.top || 0, ...(trace.high || trace.y));
+  const large = (chart) => Math.max(chart.top || 0, ...chart.traces.map(largest)) >= 1000;
+  const digits = (chart) => (large(chart) ? ",.4~r" : ".4~g");
   const isHeat = (chart) => chart.traces.some((trace) => trace.style === "heat");
 
   function named(trace) {
     return text([trace.label, trace.name].filter(Boolean).join(" "));
   }
 
-  function line(trace) {
+  function line(trace, chart) {
     const faint = trace.style === "faint", points = trace.style === "points" || trace.y.length === 1;
     const marked = trace.style === "marked" && trace.y.length < 40;
     const ink = toned(trace.colour, trace.tone || 0);
@@ -33,7 +37,7 @@
       mode: points ? "markers" : marked ? "lines+markers" : "lines",
       line: { color: faint ? faded(ink, 0.45) : ink, width: faint ? 1.2 : 2, dash: trace.dashed ? "dash" : "solid" },
       marker: { size: points ? 9 : 5, symbol: trace.style === "points" ? "diamond" : "circle", color: ink },
-      hovertemplate: "%{y:.4~g}",
+      hovertemplate: `%{y:${digits(chart)}}`,
     }];
   }
 
@@ -56,8 +60,8 @@
       type: "heatmap", x: matrix ? trace.x : along(trace.x), y: trace.y, z: trace.z,
       zmin: 0, zmax: trace.top, hoverongaps: false,
       colorscale: [[0, colour("low")], [1, colour("high")]],
-      colorbar: { thickness: 8, outlinewidth: 0, tickfont: { color: colour("soft") } },
-      hovertemplate: (matrix ? "learner %{y} called learner %{x}: %{z:,} times" : "learner %{y}: %{z:.4~g}") + "<extra></extra>",
+      colorbar: { thickness: 8, outlinewidth: 0, tickfont: { color: colour("soft") }, ...numerals(large(chart)) },
+      hovertemplate: (matrix ? "learner %{y} called learner %{x}: %{z:,} times" : `learner %{y}: %{z:${digits(chart)}}`) + "<extra></extra>",
     }];
   }
 
@@ -75,14 +79,16 @@
     };
   }
 
+  // The exponent of plotly's ticks begins at 10^4 and 10^-4, or with whole numbers at 10^13.
+  const numerals = (whole) => ({ exponentformat: "e", separatethousands: true, minexponent: whole ? 12 : 3 });
+
   function axes(chart, plot) {
     const shared = {
-      exponentformat: "e", separatethousands: true,  // 7.7e-4 and 20,000; plotly's own default is 770µ and 20k
       gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true,
       fixedrange: matchMedia("(pointer: coarse)").matches,  // on a touch screen a drag scrolls the page instead of zooming
     };
-    const x = { ...shared, showgrid: false, showline: true, ticks: "outside", tickcolor: colour("line") };
-    const y = { ...shared, title: titled(chart.y) };
+    const x = { ...shared, ...numerals(true), showgrid: false, showline: true, ticks: "outside", tickcolor: colour("line") };
+    const y = { ...shared, ...numerals(large(chart)), title: titled(chart.y) };
     if (chart.kind === "curves") {
       x.title = titled(axis === "time" ? `${report.time} (${report.unit})` : "samples");
       x.hoverformat = axis === "time" ? ".4~g" : ",d";

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roundelay.reports.plots.figures import picture
+from roundelay.reports.plots.figures import picture, strategy_colour
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from roundelay.bench.throughput import Row
-
-_REFERENCE_COLOUR = "#999999"
-_COLOURS = {"allreduce": "#66ccee", "delay-by-one": "#ccbb44", "dpsgd": "#228833", "adpsgd": "#4477aa"}
 
 
 def plot_rows(rows: Sequence[Row], path: Path) -> None:
@@ -29,7 +26,7 @@ def _panel(ax: Any, shown: list[Row]) -> None:  # noqa: ANN401
     values = [row.ratio_to_none for row in shown]
     below = [row.ratio_to_none - row.ratio_to_none_range[0] for row in shown]
     above = [row.ratio_to_none_range[1] - row.ratio_to_none for row in shown]
-    colours = [_COLOURS.get(row.strategy, _REFERENCE_COLOUR) for row in shown]
+    colours = [strategy_colour(row.strategy) for row in shown]
     ax.barh(names, values, xerr=(below, above), color=colours, error_kw={"elinewidth": 1, "ecolor": "#333333"})
     for position, value in enumerate(values):
         ax.text(0.02, position, f"{value:.2f}", va="center", color="white", fontsize=9)

@@ -22,7 +22,25 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.hashsalt": "roundelay",
 }
+COLOURS = {
+    "none": "#999999",
+    "ddp": "#555555",
+    "allreduce": "#66ccee",
+    "delay-by-one": "#ccbb44",
+    "dpsgd": "#228833",
+    "adpsgd": "#4477aa",
+    "local-sgd": "#ee6677",
+}
 UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+def strategy_colour(name: str) -> str:
+    """The colour of a strategy in pictures of benchmarks. Variants have the colour of their strategy.
+
+    >>> strategy_colour("local-sgd pairs int8") == strategy_colour("local-sgd complete")
+    True
+    """
+    return COLOURS.get(name.partition(" ")[0], COLOURS["none"])
 
 
 @contextmanager

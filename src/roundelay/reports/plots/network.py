@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roundelay.reports.plots.figures import picture
+from roundelay.reports.plots.figures import picture, strategy_colour
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from roundelay.bench.network import Row
+
+
+DASHES = ("-", "--", ":", "-.")  # of variants of one strategy, which have one colour
 
 
 def plot_rows(rows: Sequence[Row], path: Path) -> None:
@@ -21,10 +25,16 @@ def plot_rows(rows: Sequence[Row], path: Path) -> None:
             shown = [row for row in rows if row.rate == rate]
             title = "no limit" if rate == "none" else rate
             if any(row.losses for row in shown):
+                dashes: Counter[str] = Counter()
                 for row in shown:
-                    ax.plot(*zip(*row.losses, strict=True), label=row.strategy)
+                    colour = strategy_colour(row.strategy)
+                    style = DASHES[dashes[colour] % len(DASHES)]
+                    ax.plot(*zip(*row.losses, strict=True), style, color=colour, label=row.strategy)
+                    dashes[colour] += 1
                 ax.set(xlabel="seconds", ylabel="validation loss of the mean model", title=title)
                 ax.legend(fontsize=7)
             else:
-                ax.barh([row.strategy for row in shown][::-1], [row.ratio_to_none for row in shown][::-1])
+                colours = [strategy_colour(row.strategy) for row in shown][::-1]
+                names = [row.strategy for row in shown][::-1]
+                ax.barh(names, [row.ratio_to_none for row in shown][::-1], color=colours)
                 ax.set(xlabel="throughput / no communication", title=title)

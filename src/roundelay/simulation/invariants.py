@@ -250,7 +250,8 @@ def _reachable(partners: Any) -> set[int]:  # noqa: ANN401
     mixing, living = partners._mixing, partners._membership.living
     rounds = range(mixing.period or 0)
     neighbours = {living[each] for round in rounds for each in mixing.row(partners._position, round)}
-    return (neighbours or {*living}) - partners.lost - partners._silent - {partners._rank}
+    reachable: set[int] = (neighbours or {*living}) - partners.lost - partners._silent - {partners._rank}
+    return reachable
 
 
 def weights_of(learner: Any) -> Tensor:  # noqa: ANN401

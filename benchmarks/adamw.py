@@ -46,11 +46,11 @@ def run(args: argparse.Namespace, strategy: str, rate: float, factor: float, see
         "schedule.reference_batch": 1,
         "schedule.warmup_epochs": epochs / 10,
         "checkpoint.every_epochs": 1000,
-        "topology": "complete" if strategy == "local-sgd" else "random-ring",
     }
     settings |= {f"settings.{name}": value for name, value in SIZES.items()}
     if strategy == "local-sgd":
         settings |= {
+            "topology": "complete",
             "local_sgd.every": args.every,
             "local_sgd.outer_lr": outer_lr,
             "local_sgd.outer_momentum": outer_momentum,

@@ -300,10 +300,7 @@ class ElasticGroup:
         return agreed_progress(progress, progress_in(self.view))
 
     def _wait_until_reachable(self) -> None:
-        """A learner that joins waits until it can reach all others: otherwise they would stop for a meeting that fails.
-
-        Raises LaunchError if this learner is asked to stop meanwhile.
-        """
+        """A learner that joins waits until it can reach all others: otherwise they would stop for a meeting that fails."""
         said = False
         while self._client.joining:
             others = {peer: address for peer, address in self.view.addresses.items() if peer != self.id}

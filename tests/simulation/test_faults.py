@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -19,10 +20,20 @@ from roundelay.cluster.rendezvous.cursor import Cursor
 from roundelay.cluster.rendezvous.members import Members
 from roundelay.sampler import ElasticSampler
 from roundelay.simulation import fault_schedule
-from roundelay.simulation.fault_schedule import GROUP, KINDS, LASTING, MENDED_S, STRATEGIES, Schedule, SimulatedFault
+from roundelay.simulation.fault_schedule import (
+    GROUP,
+    KINDS,
+    LASTING,
+    MENDED_S,
+    STRATEGIES,
+    TOPOLOGIES,
+    Schedule,
+    SimulatedFault,
+)
 from roundelay.simulation.fault_world import FaultWorld, shrunk, timeline
 from roundelay.simulation.invariants import INVARIANTS
 from roundelay.strategies import pair_exchange
+from roundelay.strategies.own_exchanges import OwnExchanges
 from roundelay.strategies.pair_exchange import AnsweringEnd, CallingEnd
 from roundelay.strategy_runner import StrategyRunner
 from roundelay.training_state import TrainingState
@@ -41,6 +52,16 @@ def quiet():
     yield
     log.setLevel(level)
     torch.set_num_threads(threads)
+
+
+def test_the_fixed_seeds_have_every_strategy_with_every_topology_and_every_fault():
+    schedules = [Schedule.drawn(seed) for seed in range(FIXED_SEEDS)]
+    every = {(strategy, topology) for strategy in STRATEGIES for topology in TOPOLOGIES}
+    every -= {("local-sgd-int8", topology) for topology in TOPOLOGIES if topology != "complete"}
+    assert {(schedule.strategy, schedule.topology) for schedule in schedules} == every
+    kinds = Counter(fault.kind for schedule in schedules for fault in schedule.faults)
+    assert kinds.keys() == KINDS.keys()
+    assert min(kinds.values()) >= 5
 
 
 def test_a_schedule_follows_from_its_seed_and_its_faults_end_in_time():
@@ -157,6 +178,10 @@ def _always_patient(sampler, *, patient=False):
     return ORIGINAL["_peek"](sampler, patient=True)
 
 
+def _never_waits(own, max_lead, tries):
+    yield from ()
+
+
 def _raise(runner, error):
     raise error
 
@@ -172,7 +197,7 @@ ORIGINAL = {
 }
 SUM, SAMPLES, WAITS = "the sum is conserved", "every sample is used", "every wait ends"
 FORK, FINITE, MEAN = "generations never fork", "weights are finite", "the consensus is exact"
-ALONE = "no learner trains alone unknowingly"
+ALONE, LEAD = "no learner trains alone unknowingly", "lead <= max_lead"
 
 # Bug: (where, name, what replaces it, the invariants that may catch it).
 MUTATIONS = {
@@ -207,6 +232,7 @@ MUTATIONS = {
     ),
     "a changed membership is an error": (StrategyRunner, "recover", _raise, {WAITS}),
     "a consensus begins across a cut": (group_computation, "_cut_off", lambda transport, view: [], {WAITS}),
+    "a learner does not wait for its exchanges": (OwnExchanges, "wait_for_lead", _never_waits, {LEAD}),
     "a learner waits for batches that others hold": (
         ElasticSampler,
         "_peek",

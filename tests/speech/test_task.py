@@ -1,7 +1,9 @@
 """Speech as a task: windows in, sums over frames out."""
 
+import json
 import pickle
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -91,6 +93,9 @@ def test_the_task_is_pickled_as_its_settings(task):
 def test_a_run_has_all_files_that_decoding_needs(task, tmp_path):
     task.leave(tmp_path)
     assert {path.name for path in (tmp_path / "recogniser").iterdir()} == {"states.json", "lexicon.txt", "lm.arpa"}
+    states = json.loads((tmp_path / "recogniser" / "states.json").read_text())
+    said = Counter(word for each in task.prepared.corpus.split("train") for word in each.text.split())
+    assert {word: count for word, _, count in states["pronunciations"]} == said
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ class Schedule:
             size,
             topology,
             draw.randint(1, 4),
-            draw.choice((0.001, 0.01, 0.2)),
+            draw.choice((0.001, 0.01, 0.5 if strategy == "adpsgd" else 0.2)),  # 0.5: exchanges are longer than steps
             draw.random() < 0.5,
             (),
         )

@@ -25,12 +25,12 @@ INVARIANTS = {
     "while the rendezvous is away; if steps wait for others, the last batch of a lost learner may be unused",
     "no learner trains alone unknowingly": "a learner that the rendezvous has dropped knows it after 8 s, if it is connected",
     "generations never fork": "the generations of a learner only grow; two learners in one generation have the same members",
-    "lead <= max_lead": "at every step of adpsgd, unless learners were lost or refused",
+    "lead <= max_lead": "at every step of adpsgd, if a neighbour is neither lost nor silent; not once weights were refused",
     "weights are finite": "at every step: NaN in one learner never reaches another one",
     "the consensus is exact": "all learners get the same mean, and it is the mean of their weights",
     "every wait ends": "after the last fault all living learners finish the run; no learner ends by an error",
 }
-SOFT = {"join", "slow", "delay", "reconnect", "rendezvous"}  # no exchange fails, and no learner is silent
+REFUSED = {"corrupt", "nan"}  # exchanges are refused, and after some tries a learner goes on
 ALONE_S = 8.0  # heartbeats are missing for 5 s, then a learner connects again and is told
 EXACT = 1e-9
 
@@ -142,10 +142,11 @@ class Invariants:
         schedule, learner = self._world.schedule, participant.learner
         assert learner is not None
         begun = {fault.kind for fault in schedule.faults if fault.at_s <= self._world.clock.now()}
-        if self._in_pairs and begun <= SOFT and not learner.transport.lost:
-            lead = learner.strategy.metrics()["lead_max"]
-            if lead > schedule.max_lead:
-                self.violated("lead <= max_lead", f"learner {participant.id} leads by {lead:g} of {schedule.max_lead}")
+        if not self._in_pairs or begun & REFUSED:
+            return
+        lead = learner.strategy.metrics()["lead"]
+        if lead > schedule.max_lead and _reachable(learner.strategy._partners):  # type: ignore[attr-defined]
+            self.violated("lead <= max_lead", f"learner {participant.id} leads by {lead:g} of {schedule.max_lead}")
 
     # At every exchange -----------------------------------------------------------------------------------------------------
 
@@ -242,6 +243,14 @@ class Invariants:
             self.violated(
                 "every sample is used", f"{twice} batches were used twice, but only {lost} learners were lost"
             )
+
+
+def _reachable(partners: Any) -> set[int]:  # noqa: ANN401
+    """The neighbours of a learner that are neither lost nor silent."""
+    mixing, living = partners._mixing, partners._membership.living
+    rounds = range(mixing.period or 0)
+    neighbours = {living[each] for round in rounds for each in mixing.row(partners._position, round)}
+    return (neighbours or {*living}) - partners.lost - partners._silent - {partners._rank}
 
 
 def weights_of(learner: Any) -> Tensor:  # noqa: ANN401

@@ -62,9 +62,9 @@ def _trials(
 def _best(trials: Sequence[Trial]) -> Scales:
     """The setting with the fewest errors, counted together with those of its two neighbours, half as heavily each.
 
-    A few hundred words cannot tell neighbours apart. The least of many noisy figures is a lucky one; the smoothed least is less so.
+    A few hundred words cannot tell neighbours apart, and the least of many noisy figures is a lucky one.
     """
     wers = [trials[0].wer, *(trial.wer for trial in trials), trials[-1].wer]
-    smooth = [left + 2 * here + right for left, here, right in zip(wers, wers[1:], wers[2:], strict=False)]
+    smooth = [wers[i - 1] + 2 * wers[i] + wers[i + 1] for i in range(1, len(wers) - 1)]
     equals = [i for i, each in enumerate(smooth) if each - min(smooth) < 1e-9]
     return trials[equals[len(equals) // 2]].scales

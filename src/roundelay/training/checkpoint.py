@@ -278,8 +278,7 @@ class Checkpoints:
                 and int(path.name) < min(kept, default=0)
                 and int(path.name) != own
             ):
-                (path / MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
 
     def mark_best(self, samples_seen: int) -> None:
         """Keep the checkpoint at `samples_seen`, until another one is marked. A full disk is logged, not raised."""
@@ -306,14 +305,21 @@ class Checkpoints:
         for path in sorted(self.folder.iterdir()):
             old = path.is_dir() and path.name < newest[0] and sizes.get(path.name, 0) <= most
             if old and (best is None or path.name != folder_name(best)):
-                (path / MANIFEST).unlink(missing_ok=True)  # first: a checkpoint with a manifest has all its files
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint. The manifest goes first, because a checkpoint with a manifest has all its files."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    _flush_directory(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_piece(folder: Path, samples_seen: int, piece: Piece, data: bytes | memoryview) -> None:
     """Write the file of one learner, and then what describes it."""
     folder = folder / folder_name(samples_seen)
     folder.mkdir(parents=True, exist_ok=True)
+    _flush_directory(folder.parent)
     file = _bare(piece["file"])
     write_whole(folder / file, data)
     write_whole(folder / f"{Path(file).stem}.json", json.dumps(piece).encode())
@@ -348,7 +354,10 @@ def patiently(write: Callable[[], None], give_up: threading.Event | None = None)
 
 
 def write_whole(path: Path, data: bytes | memoryview) -> None:
-    """Write a file under a temporary name, flush it to the disk and rename it, so that `path` is never half written."""
+    """Write a file under a temporary name, flush it to the disk and rename it, so that `path` is never half written.
+
+    Afterwards the file survives a power failure, with that name.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         with temporary.open("wb") as file:
@@ -356,5 +365,15 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        _flush_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _flush_directory(folder: Path) -> None:
+    """Wait until new, renamed and removed names of this directory are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

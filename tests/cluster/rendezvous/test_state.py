@@ -390,6 +390,13 @@ def test_a_learner_without_weights_cannot_go_on_with_a_run_whose_learners_were_a
     assert "no learner left" in replied(rendezvous.register(5, joins=True))["refused"]
 
 
+def test_a_learner_that_was_dropped_joins_those_that_train_on_although_another_one_has_left():
+    rendezvous = formed(3)
+    leave(rendezvous, 2)
+    rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S, heartbeats_of=[0])
+    assert replied(rendezvous.register(1, joins=True, weights=True))["joining"]
+
+
 def test_a_learner_that_was_dropped_tries_again_if_the_rendezvous_was_started_again_meanwhile():
     rendezvous = Rendezvous(3)
     assert "started again" in replied(rendezvous.register(2, joins=True, weights=True))["dropped"]

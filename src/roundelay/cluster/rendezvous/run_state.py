@@ -72,8 +72,8 @@ class RunState:
         return not self._members.living and not self._members.joining
 
     def can_be_joined(self, *, with_weights: bool) -> bool:
-        """Whether a learner can join. One `with_weights` of the run was dropped; it needs no others unless they have finished."""
-        return self._members.formed and (not self.finished if with_weights else bool(self._members.with_weights))
+        """Whether a learner can join. One `with_weights` was dropped; it can go on without others if none has finished."""
+        return self._members.formed and (bool(self._members.with_weights) or (with_weights and not self.finished))
 
     @property
     def given_up(self) -> bool:

@@ -50,7 +50,7 @@ def measured(monkeypatch):
         ("bench", "the following arguments are required: WHAT"),
         ("bench overhead --slow 0:10", "unrecognized arguments: --slow 0:10"),
         ("bench overhead --repetitions 3", "unrecognized arguments: --repetitions 3"),
-        ("bench speed", "invalid choice: 'speed'"),
+        ("bench speed", "unknown value 'speed'"),
         ("bench throughput --slow 0:10", "unrecognized arguments: --slow 0:10"),
         ("bench stragglers --slow 10", "needs LEARNER:FACTOR"),
         ("bench stragglers --slow 0:0.5", "a factor of at least 1"),
@@ -77,6 +77,13 @@ def test_the_straggler_is_learner_0_ten_times_slower_by_default(measured, capsys
     assert main(["bench", "stragglers", "--slow", "2:3", "--parameters", "1M,2M"]) == 0
     assert {(case.slow, case.slow_learner) for case in measured["cases"]} == {(1.0, 2), (3.0, 2)}
     assert {case.parameters for case in measured["cases"]} == {1_000_000, 2_000_000}
+
+
+def test_it_is_said_beforehand_how_long_a_benchmark_takes(measured, capsys):
+    assert main(["bench", "throughput", "--parameters", "1M", "--seconds", "28.5s", "--repetitions", "4"]) == 0
+    cases = len(measured["cases"])
+    said = capsys.readouterr().err
+    assert f"{4 * cases} measurements of 28.5 s: about {2 * cases} minutes on an idle machine" in said
 
 
 def test_the_table_names_strategy_topology_and_transport(measured, capsys):

@@ -91,6 +91,7 @@ def test_every_chart_is_drawn_in_every_scheme_and_width(tab: Page, three, scheme
 
 def test_the_reader_chooses_the_x_axis(tab: Page, three):
     tab.open(three)
+    tab.evaluate(SCROLL)
     assert tab.evaluate(TITLES) == ["time (s)"]
     tab.evaluate("document.querySelector('.axis input[value=samples]').click()")
     assert tab.evaluate(TITLES) == ["samples"]
@@ -107,6 +108,18 @@ def test_the_reader_hides_a_run_and_chooses_a_logarithmic_loss(tab: Page, three)
     assert tab.evaluate(TRACES) == before
     tab.evaluate("document.querySelector('.log input').click()")
     assert tab.evaluate("document.querySelector('.plot').layout.yaxis.type") == "log"
+
+
+def test_a_comparison_at_a_small_loss_begins_with_a_logarithmic_axis(tab: Page, tmp_path):
+    runs = [SyntheticRun(name, slow={0: 2.0}).write(tmp_path / name) for name in ("adpsgd", "allreduce")]
+    write_report(runs, tmp_path / "report.html")
+    tab.open(tmp_path / "report.html")
+    tab.evaluate(SCROLL)
+    assert tab.evaluate("document.querySelector('.plot').layout.yaxis.type") == "log"
+    assert tab.evaluate("document.querySelector('.log input').checked")
+    assert {"0.1", "0.2", "0.5"} <= set(tab.evaluate(TICKS))
+    level = tab.evaluate("document.querySelector('.plot').layout.shapes[0].y0")
+    assert tab.evaluate("document.querySelector('.plot')._fullLayout.yaxis.range.map(each => 10 ** each)[0]") <= level
 
 
 def test_charts_follow_a_change_of_the_colour_scheme(tab: Page, three):

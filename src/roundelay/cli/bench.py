@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from roundelay.cli import bench_accelerator, bench_exchange, bench_network, bench_speech
 from roundelay.cli.arguments import duration, more_than_0, output_path, parameter_count, positive_int
-from roundelay.cli.tables import new_table, show
+from roundelay.cli.tables import new_table, say_duration, show
 from roundelay.errors import UsageError
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def run(args: argparse.Namespace) -> None:
     if learner >= args.learners:
         raise UsageError(f"--slow names learner {learner}, but the learners are 0 to {args.learners - 1}")
     cases = throughput.cases_for(args.parameters, slow=factor, slow_learner=learner, compute=args.compute)
+    say_duration(len(cases) * args.repetitions, args.seconds)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("starting learners", total=len(cases) * args.repetitions)

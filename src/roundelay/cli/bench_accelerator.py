@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from roundelay.cli.arguments import bandwidth, duration, more_than_0, positive_int
-from roundelay.cli.tables import new_table, say, show
+from roundelay.cli.tables import new_table, say, say_duration, show
 from roundelay.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> None:
 
     if args.learners < 2:
         raise UsageError(f"a benchmark of communication needs at least 2 learners, got {args.learners}")
+    say_duration(len(accelerator.CASES) * args.repetitions, args.seconds)
     with Console(stderr=True).status("starting learners") as status:
         rows = accelerator.run(
             learners=args.learners,

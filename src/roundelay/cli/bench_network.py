@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from roundelay.cli.arguments import duration, more_than_0, output_path, positive_int, slowdown
-from roundelay.cli.tables import new_table, show
+from roundelay.cli.tables import new_table, say_duration, show
 from roundelay.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Measure, and print a table or JSON."""
     from roundelay.bench import network, network_results
+    from roundelay.bench.namespaces import check_available
     from roundelay.cli.bench import MOST_LEARNERS, made_by, print_json
 
     if not 2 <= args.learners <= MOST_LEARNERS:
@@ -66,6 +67,8 @@ def run(args: argparse.Namespace) -> None:
         slow=args.slow,
         data=args.data,
     )
+    check_available()
+    say_duration(len(settings.rates) * len(settings.strategies), settings.seconds)
     with Console(stderr=True).status("starting learners") as status:
         rows = network.run(settings, lambda rate, strategy: status.update(f"measured {strategy} at {rate}"))
     if args.into:

@@ -32,6 +32,14 @@ def say(sentence: str) -> None:
     Console(highlight=False, markup=False).print(sentence)
 
 
+def say_duration(measurements: int, seconds: float) -> None:
+    """Say on stderr about how long a benchmark takes. Starting learners takes a second or two per measurement."""
+    minutes = max(1, round(measurements * (seconds + 1.5) / 60))
+    unit = "minute" if minutes == 1 else "minutes"
+    sentence = f"{measurements} measurements of {seconds:g} s: about {minutes} {unit} on an idle machine"
+    Console(stderr=True, highlight=False).print(sentence)
+
+
 def text(value: object) -> str:
     """A number in at most eight characters, a dash for None, other values as they are.
 

@@ -11,6 +11,8 @@ from synthetic_runs import MACHINE, SyntheticRun
 
 from roundelay.errors import MissingExtraError, UsageError
 from roundelay.reports.pages import page, write_report
+from roundelay.reports.pages.formats import figure
+from roundelay.reports.pages.tables import _best
 from roundelay.training.config_table import to_toml
 
 EVIL = """</script><script>alert(1)</script><img src=x onerror='alert("2")'>&amp;"""
@@ -69,6 +71,10 @@ def test_the_results_are_the_numbers_of_the_run(report, tmp_path):
     for value in [4, 40.0, expected["samples"], expected["samples"] / 40, *figures]:
         assert value in shown
     assert float(row["test loss"]) == pytest.approx(expected["test"]["loss"], rel=1e-3)
+
+
+def test_runs_whose_figures_look_equal_are_marked_together():
+    assert _best([0.115412, 0.115413, 0.2], "loss") == figure(0.115413)
 
 
 def test_the_best_run_is_marked_only_for_figures_whose_direction_is_known(report, tmp_path):

@@ -103,8 +103,12 @@
       x.constrain = "domain";
       Object.assign(y, { autorange: "reversed", scaleanchor: "x", constrain: "domain" });
     }
-    if (logarithmic.has(plot.dataset.chart)) y.type = "log";
-    else if (chart.top) y.range = [0, chart.top];
+    if (logarithmic.has(plot.dataset.chart)) {
+      y.type = "log";
+      const least = Math.min(...chart.traces.flatMap((trace) => trace.low || trace.y).filter((value) => value > 0));
+      if (Math.max(...chart.traces.map(largest)) < 1000 * least) Object.assign(y, { dtick: "D2", tickformat: ",~r" });  // 0.1, 0.2, 0.5
+    }
+    if (chart.top && y.type !== "log") y.range = [0, chart.top];
     return { xaxis: x, yaxis: y, yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true } };
   }
 
@@ -164,6 +168,12 @@
     if (input.checked) logarithmic.add(input.value); else logarithmic.delete(input.value);
     render(document.querySelector(`[data-chart="${input.value}"]`));
   }));
+  // If the loss that is compared is far below the first one, a linear axis would press the curves onto its bottom.
+  document.querySelectorAll(".log input").forEach((input) => {
+    const chart = report.charts[input.value];
+    input.checked = chart.level > 0 && Math.max(...chart.traces.map(largest)) > 10 * chart.level;
+    if (input.checked) logarithmic.add(input.value);
+  });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
   addEventListener("beforeprint", printing(true));
   addEventListener("afterprint", printing(false));

@@ -53,7 +53,10 @@ def results(runs: Sequence[Run]) -> Html:
                 if common
                 else []
             ),
-            *(_cell(run.figure(*column), figure, best=run.figure(*column) == best[column]) for column in columns),
+            *(
+                _cell(run.figure(*column), figure, best=figure(run.figure(*column)) == best[column])
+                for column in columns
+            ),
         )
         for index, run in enumerate(runs)
     ]
@@ -65,11 +68,12 @@ def _figures(runs: Sequence[Run], split: str) -> list[str]:
     return [name for name in names if any(not math.isnan(run.figure(split, name)) for run in runs)]
 
 
-def _best(values: Sequence[float], name: str) -> float | None:
+def _best(values: Sequence[float], name: str) -> str | None:
+    """The best value as the table shows it: values that look equal are marked together."""
     known = [value for value in values if math.isfinite(value)]
     if len(known) < 2 or name not in LESS_IS_BETTER | MORE_IS_BETTER:
         return None
-    return min(known) if name in LESS_IS_BETTER else max(known)
+    return figure(min(known) if name in LESS_IS_BETTER else max(known))
 
 
 def _topology(run: Run) -> str:

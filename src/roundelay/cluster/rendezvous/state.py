@@ -77,7 +77,7 @@ class RendezvousState:
                 "that run has ended, or start another rendezvous"
             )
             return False
-        if message.get("weights") and not self._run.identity:  # this rendezvous was started again
+        if message.get("weights") and not formed and not self._run.identity:  # this rendezvous was started again
             request.reply(dropped="the rendezvous was started again, and no other learner has come back yet")
             return False
         if message.get("joins") and not self._run.can_be_joined(with_weights=bool(message.get("weights"))):

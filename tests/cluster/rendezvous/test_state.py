@@ -413,6 +413,26 @@ def test_a_learner_that_wakes_after_the_run_has_finished_is_refused():
     assert "all have finished" in replied(rendezvous.register(1, joins=True, weights=True))["refused"]
 
 
+@pytest.mark.parametrize("waits_at_barrier", ["before_they_leave", "after_they_have_left"])
+def test_a_learner_that_wakes_while_the_others_finish_does_not_begin_the_run_again(waits_at_barrier):
+    rendezvous = formed(3)
+    rendezvous.wait(LOST_AFTER_S + 2 * BEAT_S, heartbeats_of=[0, 2])
+    assert replied(rendezvous.register(1, joins=True, weights=True))["joining"]
+    meeting = {"value": None, "lost": [], "generation": 1, "address": ["host", 1]}
+    if waits_at_barrier == "before_they_leave":
+        rendezvous.ask(1, "barrier", **meeting)
+    leave(rendezvous, 0)
+    leave(rendezvous, 2)
+    if waits_at_barrier == "after_they_have_left":
+        rendezvous.ask(1, "barrier", **meeting)
+    assert not rendezvous.connections[1].of("reply")[1:]
+    assert not rendezvous.connections[1].open
+    assert rendezvous.reported()[-1] == ("dropped", 1)
+    told = replied(rendezvous.register(1, generation=2, living={}, used=[], total=None))
+    assert told["dropped"] == "all other learners have finished"
+    assert "all have finished" in replied(rendezvous.register(1, joins=True, weights=True))["refused"]
+
+
 def test_time_in_which_the_rendezvous_stood_still_does_not_count_for_a_connection_that_broke():
     rendezvous = formed(2)
     rendezvous.wait(BEAT_S, heartbeats_of=[0, 1])

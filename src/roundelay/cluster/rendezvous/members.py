@@ -126,6 +126,12 @@ class Members:
         return any(member.adopted != NEVER_FORMED for member in self.living.values())
 
     @property
+    def only_newcomers(self) -> bool:
+        """Whether each living learner has joined, and has not said that it trains: none is known to have the run's state."""
+        living = self.living.values()
+        return all(member.joined_in != NEVER_FORMED and member.adopted == NEVER_FORMED for member in living)
+
+    @property
     def with_weights(self) -> set[int]:
         """Learners from which one that joins can take the weights of this run, now or when they have joined again."""
         return {*self.living, *(learner for learner, member in self.joining.items() if member.has_weights)}

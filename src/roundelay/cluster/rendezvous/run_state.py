@@ -110,8 +110,9 @@ class RunState:
     def _handle_registered(self, connection: Connection, learner: int, message: Message) -> None:
         kind = message["kind"]
         if learner in self._members.joining and kind in ("ready", "barrier"):
-            self._members.admit(learner)
-            self._changes.joined(learner)
+            self._admit(learner, trains=kind == "ready")
+        if learner not in self._members.living and learner not in self._members.joining:
+            return  # it came too late
         if kind in KINDS:
             request = Request.parsed(connection, learner, message)
             if kind == "barrier" and self._barrier.repeated(request):
@@ -180,6 +181,20 @@ class RunState:
             self.finished = self._members.formed
             self._remove(learner)
             self._changes.left(learner)
+            self._end_newcomers()
+
+    def _admit(self, learner: int, *, trains: bool) -> None:
+        member = self._members.admit(learner)
+        if trains:
+            member.adopted = self._members.generation
+        self._changes.joined(learner)
+        self._end_newcomers()
+
+    def _end_newcomers(self) -> None:
+        """If all that had the state of the run have finished, those that came too late must not begin it again."""
+        if self.finished and self._members.only_newcomers:
+            for learner in self.living:
+                self._drop(learner, "dropped", "all other learners have finished")
 
     def _drop(self, learner: int, event: str, reason: str) -> None:
         returned = self._remove(learner)

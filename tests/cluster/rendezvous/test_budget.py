@@ -35,7 +35,7 @@ def test_while_the_rendezvous_is_away_no_two_learners_take_the_same_number(total
         for learner, budget in enumerate(budgets):
             number = budget.next_own(learner, Membership.of(size))
             if number is not None:
-                budget.used.append(number)
+                budget.drawn[len(budget.drawn)] = number
                 taken.append(number)
     assert len(taken) == len(set(taken))
     assert set(taken) <= set(range(total))

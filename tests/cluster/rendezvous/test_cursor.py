@@ -56,3 +56,40 @@ def test_a_drawn_number_is_outstanding_until_it_is_done_or_given_back():
     assert cursor.outstanding
     assert cursor.give_back(1) == [1]
     assert not cursor.outstanding
+
+
+@given(
+    total=st.integers(1, 20),
+    events=st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["draw", "draw", "take", "connect", "die"])), max_size=60
+    ),
+)
+def test_no_number_is_lost_if_learners_take_some_unasked_and_die(total, events):
+    """Each learner knows what it has; the cursor hears of numbers that were taken unasked when the learner connects again."""
+    cursor, drawn, done = Cursor(total), [{}, {}, {}], set()
+    for group, event in events:
+        own = drawn[group]
+        if event == "draw":
+            cursor.hold(group, own, max(len(own) - 1, 0), alone=True)
+            number = cursor.draw(group, len(own))
+        elif event == "take":
+            number = next((n for n in range(total) if n not in own.values()), None)
+        else:
+            if event == "connect":
+                cursor.hold(group, own, max(len(own) - 1, 0), alone=True)
+            else:
+                done.update(list(own.values())[:-1])  # all but the last are done
+                cursor.hold(group, own, max(len(own) - 1, 0), alone=True)
+                cursor.give_back(group)
+                own.clear()
+            continue
+        if number is not None:
+            own[len(own)] = number
+    for group, own in enumerate(drawn):
+        cursor.hold(group, own, len(own), alone=True)
+        done.update(own.values())
+    index = 0
+    while (number := cursor.draw(9, index)) is not None:
+        done.add(number)
+        index += 1
+    assert done == set(range(total))

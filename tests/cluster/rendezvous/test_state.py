@@ -255,7 +255,7 @@ def test_a_number_whose_reply_was_lost_with_its_connection_is_given_out_again():
         rendezvous.now(learner, "budget", total=4, used=[])
     assert [rendezvous.draw(0, 0), rendezvous.draw(0, 1), rendezvous.draw(1, 0)] == [0, 1, 2]
     rendezvous.state.closed(rendezvous.connections[0])  # number 1 did not arrive, so learner 0 took 3 by itself
-    rendezvous.register(0, generation=0, used=[0, 3], total=4)
+    rendezvous.register(0, generation=0, used=[], group=0, drawn=[[0, 0], [1, 3]], done=1, total=4)
     assert [rendezvous.draw(1, 1), rendezvous.draw(1, 2)] == [1, None]
 
 
@@ -319,15 +319,42 @@ def test_with_fewer_than_min_learners_the_run_is_stopped():
 def test_a_restarted_rendezvous_rebuilds_its_state_from_the_learners():
     rendezvous = Rendezvous(3)
     living = {str(learner): ["host", learner] for learner in range(3)}
-    known = {"living": living, "total": 6}
-    rendezvous.register(0, generation=4, used=[0, 3], **known)
+    known = {"living": living, "total": 6, "used": [0], "done": 1}
+    rendezvous.register(0, generation=4, group=0, drawn=[[0, 3]], **known)
     assert rendezvous.connections[0].of("reply")[0]["generation"] == 5
-    request = rendezvous.ask(0, "draw", group=0, index=0, done=0, patient=False)
+    request = rendezvous.ask(0, "draw", group=0, index=1, done=1, patient=False)
     assert rendezvous.answer(0, request) is None  # learners 1 and 2 have not said yet what they have used
-    rendezvous.register(1, generation=4, used=[1], **known)
+    rendezvous.register(1, generation=4, group=1, drawn=[[0, 1]], **known)
     rendezvous.wait(AWAY_S + 2 * BEAT_S, heartbeats_of=(0, 1))
     assert rendezvous.reported() == [("died", 2)]
     assert rendezvous.answer(0, request)["number"] == 2
+
+
+def test_after_a_restart_of_the_rendezvous_it_does_not_matter_who_comes_first():
+    """Learner 1 had not asked for a number yet."""
+    rendezvous = Rendezvous(2)
+    living = {str(learner): ["host", learner] for learner in range(2)}
+    rendezvous.register(1, generation=4, living=living, total=None, used=[], group=0, drawn=[], done=0)
+    rendezvous.register(0, generation=4, living=living, total=3, used=[], group=0, drawn=[[0, 0]], done=1)
+    first = rendezvous.ask(0, "draw", group=0, index=1, done=1, patient=False)
+    assert rendezvous.answer(0, first) is None  # learner 1 may have used some
+    rendezvous.now(1, "budget", total=3, used=[])
+    assert rendezvous.answer(0, first)["number"] == 1
+    assert rendezvous.draw(1, 0) == 2
+
+
+@pytest.mark.parametrize("taken", [1, 3], ids=["asked", "unasked"])
+def test_what_a_learner_had_not_finished_when_it_died_is_given_out_again_also_if_it_had_connected_again(taken):
+    """Unasked: the rendezvous was away, and the learner took number 3 by itself."""
+    rendezvous = formed(2)
+    for learner in (0, 1):
+        rendezvous.now(learner, "budget", total=4, used=[])
+    assert [rendezvous.draw(0, 0), rendezvous.draw(0, 1)] == [0, 1]
+    rendezvous.state.closed(rendezvous.connections[0])
+    rendezvous.register(0, generation=0, total=4, used=[], group=0, drawn=[[0, 0], [1, taken]], done=1)
+    rendezvous.state.died(0, "killed by SIGKILL")
+    assert sorted(rendezvous.draw(1, index) for index in range(3)) == [1, 2, 3]
+    assert rendezvous.draw(1, 3) is None
 
 
 def leave(rendezvous, learner):

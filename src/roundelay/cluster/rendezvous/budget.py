@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from roundelay.cluster.membership import Membership
 from roundelay.cluster.rendezvous.cursor import Cursor
@@ -34,20 +34,15 @@ class SharedBudget:
         else:
             self._cursor.use(used)
 
-    def use(self, numbers: Iterable[int]) -> None:
-        """Record numbers that a learner used while the rendezvous was away."""
-        if self._cursor is not None:
-            self._cursor.use(numbers)
+    def received(self, learner: int, group: int, drawn: Mapping[int, int], done: int) -> None:
+        """A learner that has connected again says which draws of its group it has, by index, and how many are done.
 
-    def received(self, learner: int, numbers: Iterable[int]) -> None:
-        """A learner that has connected again says which numbers it has; what was sent to it meanwhile may be lost.
-
-        A group of several learners is left as it is: another member may have received what this one has not.
+        What a group of several learners has drawn is kept: another member may have received what this one has not.
         """
-        others = set().union(*(groups for other, groups in self._groups.items() if other != learner))
-        for group in self._groups.get(learner, set()) - others:
-            if self._cursor is not None:
-                self._cursor.keep(group, set(numbers))
+        shared = any(group in groups for other, groups in self._groups.items() if other != learner)
+        self._groups[learner].add(group)
+        if self._cursor is not None:
+            self._cursor.hold(group, drawn, done, alone=not shared)
 
     def draw(self, learner: int, group: int, index: int, done: int) -> tuple[int | None, bool]:
         """The number for draw `index` of `group` (None if none is left), and whether one may still be given back."""
@@ -67,12 +62,22 @@ class LocalBudget:
 
     Attributes:
         total: size of the budget; None until it is declared.
-        used: the numbers that an earlier part of the run used, and those that this learner has drawn.
+        used: the numbers that were used before this learner has registered.
+        group: for which it draws.
+        drawn: the numbers that it has drawn since then, by index.
+        done: how many of these draws are part of its weights, as far as it has said.
     """
 
     def __init__(self) -> None:
         self.total: int | None = None
         self.used: list[int] = []
+        self.group = self.done = 0
+        self.drawn: dict[int, int] = {}
+
+    def register_again(self) -> None:
+        """Count draws from 0. Those that were not done are given out again."""
+        self.used += [number for index, number in self.drawn.items() if index < self.done]
+        self.drawn, self.done = {}, 0
 
     def next_own(self, learner: int, membership: Membership) -> int | None:
         """The next number n with n mod size = this learner's position, after all numbers that it knows to be used.
@@ -85,7 +90,7 @@ class LocalBudget:
         3
         """
         assert self.total is not None
-        taken = set(self.used)
+        taken = {*self.used, *self.drawn.values()}
         position = membership.position(learner) if learner in membership.living else 0
         start = max(taken, default=-1) + 1
         own = range(start + (position - start) % membership.size, self.total, membership.size)

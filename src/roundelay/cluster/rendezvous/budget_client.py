@@ -51,11 +51,12 @@ class BudgetClient:
                 out again.
             patient: if no number is left, wait until one is given back, or until none can be given back any more.
         """
+        self.known.group, self.known.done = group, max(done, self.known.done)
         try:
             number = self._ask("draw", group=group, index=index, done=done, patient=patient)["number"]
         except RendezvousLostError:
-            number = self.known.next_own(*self._position())
+            number = self.known.drawn.get(index, self.known.next_own(*self._position()))
         if number is None:
             return None
-        self.known.used.append(number)
+        self.known.drawn[index] = int(number)
         return int(number)

@@ -122,6 +122,7 @@ class RendezvousClient(RendezvousSession):
         self.id, self.view = int(reply["id"]), View.from_message(reply)
         self.joining, self.begun = bool(reply["joining"]), bool(reply["begun"])
         self.registrations += 1
+        self.budget.known.register_again()
         self.elapsed_s, self.given = float(reply["elapsed_s"]), int(reply["given"])
         return self.view
 
@@ -199,7 +200,7 @@ class RendezvousClient(RendezvousSession):
         """After a reconnection, send all that the rendezvous needs if it was restarted."""
         if self.view is None:
             return
-        membership, addresses = self.view.membership, self.view.addresses
+        membership, addresses, budget = self.view.membership, self.view.addresses, self.budget.known
         registered = self._connection.request(
             "register",
             id=self.id,
@@ -209,8 +210,11 @@ class RendezvousClient(RendezvousSession):
             files=self._files,
             generation=membership.generation,
             living={str(learner): addresses[learner] for learner in membership.living},
-            total=self.budget.known.total,
-            used=self.budget.known.used,
+            total=budget.total,
+            used=budget.used,
+            group=budget.group,
+            drawn=list(budget.drawn.items()),
+            done=budget.done,
         )
         registered.add_done_callback(self._registered_again)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 
 
 class Cursor:
@@ -26,7 +26,7 @@ class Cursor:
     """
 
     def __init__(self, total: int, used: Iterable[int] = ()) -> None:
-        self._used = set(used)
+        self._used = set(used)  # those from `_next` on count
         self.total, self._next = total, 0
         self._returned: list[int] = []
         self._drawn: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by group, by index
@@ -54,18 +54,29 @@ class Cursor:
         done = self._done.pop(group, 0)
         unfinished = [number for index, number in self._drawn.pop(group, {}).items() if index >= done]
         for number in unfinished:
-            heapq.heappush(self._returned, number)
+            self._free(number)
         return unfinished
 
-    def keep(self, group: int, numbers: Collection[int]) -> None:
-        """The group has received only these numbers. All others were lost on the way, and are given out again."""
-        drawn = self._drawn.get(group, {})
-        for index in [index for index, number in drawn.items() if number not in numbers]:
-            heapq.heappush(self._returned, drawn.pop(index))
+    def hold(self, group: int, drawn: Mapping[int, int], done: int, *, alone: bool) -> None:
+        """A learner has these draws of the group, by index: replies may be lost, and it may have taken numbers unasked.
+
+        If the learner is `alone` in its group, what was drawn and did not arrive is given out again.
+        """
+        known = self._drawn[group]
+        lost = [index for index, number in known.items() if alone and drawn.get(index) != number]
+        missing = {known.pop(index) for index in lost} - set(drawn.values())
+        for index, number in drawn.items():
+            known.setdefault(index, number)
+        self.use(drawn.values())
+        for number in missing:
+            self._free(number)
+        self.done(group, done)
 
     def use(self, numbers: Iterable[int]) -> None:
-        """Record numbers that learners used without a draw, while the rendezvous was away."""
-        self._used.update(numbers)
+        """These numbers are taken, however that came about."""
+        taken = set(numbers)
+        self._returned = sorted(set(self._returned) - taken)  # a sorted list is a heap
+        self._used.update(number for number in taken if number >= self._next)
 
     @property
     def outstanding(self) -> bool:
@@ -77,11 +88,17 @@ class Cursor:
         """Every number below this one was given out or used."""
         return self._next
 
+    def _free(self, number: int) -> None:
+        if any(number in drawn.values() for drawn in self._drawn.values()):
+            return  # another group took it while the rendezvous was away
+        if number >= self._next:
+            self._used.discard(number)
+        else:
+            heapq.heappush(self._returned, number)
+
     def _advance(self) -> int | None:
-        while self._returned:
-            number = heapq.heappop(self._returned)
-            if number not in self._used:
-                return number
+        if self._returned:
+            return heapq.heappop(self._returned)
         while self._next in self._used:
             self._used.discard(self._next)
             self._next += 1

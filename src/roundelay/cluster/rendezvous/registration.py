@@ -74,9 +74,11 @@ class Registration:
             host, port = message["files"]
             self.files[request.learner] = str(host), int(port)
         tables.heartbeats.heard(request.learner)
-        tables.budget.use(message.get("used", ()))
-        if known != NEVER_FORMED:
-            tables.budget.received(request.learner, message.get("used", ()))
+        if known != NEVER_FORMED and message.get("total") is not None:
+            tables.budget.declare(request.learner, int(message["total"]), message["used"])
+            tables.budget.received(
+                request.learner, int(message["group"]), dict(message["drawn"]), int(message["done"])
+            )
         tables.requests.add(request)
         self.formation.comes(request.learner, process)
         self.form()
@@ -126,10 +128,7 @@ class Registration:
     def _recover(self, message: Message, known: int) -> None:
         """After a restart, rebuild the state of a run under way from the first learner that comes back."""
         log.warning("the rendezvous takes over a run that is under way, in generation %d", known + 1)
-        members, budget = self._tables.members, self._tables.budget
+        members = self._tables.members
         members.generation, self.recovering, self._formed_at = known + 1, True, self._now()
         for other, (host, port) in message["living"].items():
             members.living[members.assign_id(int(other))] = Member((host, port), None, self._now())
-        if message.get("total") is not None:
-            for learner in members.living:
-                budget.declare(learner, int(message["total"]), message.get("used", ()))

@@ -12,15 +12,18 @@ LATENCY = 0.01
 
 
 class Rounds:
-    """Three learners on the virtual clock. An `eager` one begins a round as soon as a peer asks for it."""
+    """Three learners on the virtual clock. An `eager` one begins a round as soon as a peer asks for it.
 
-    def __init__(self, eager=()):
+    `unknown`: pairs of a learner and one of which it has not been told yet.
+    """
+
+    def __init__(self, eager=(), unknown=()):
         self.clock = VirtualClock()
         self.network = SimulatedNetwork(self.clock, 3, latency_s=LATENCY)
         self.learners, self.ended = [], {}
         for rank, transport in enumerate(self.network.transports):
             asked = (lambda rank=rank: self.begin(rank)) if rank in eager else (lambda: None)
-            rounds = OuterRounds(transport, asked)
+            rounds = OuterRounds(transport, asked, lambda peer, rank=rank: (rank, peer) not in unknown)
             transport.on_lost(lambda peer, reason, rounds=rounds: rounds.lose(peer))
             transport.on_silent(rounds.set_silent)
             self.learners.append(rounds)
@@ -173,3 +176,14 @@ def test_a_refused_message_leaves_both_ends_out():
         rounds.begin(rank)
     rounds.run()
     assert [rounds.received(rank) for rank in range(3)] == [{2: 20}, {2: 20}, {0: 0, 1: 10}]
+
+
+def test_a_learner_that_has_joined_does_not_wait_for_one_that_was_not_told_yet():
+    rounds = Rounds(eager=[0, 1], unknown=[(0, 2)])
+    rounds.begin(2)
+    rounds.begin(0, peers=[1])
+    rounds.begin(1)
+    rounds.run()
+    assert rounds.received(2) == {1: 10}
+    assert rounds.received(0) == {1: 10}
+    assert rounds.received(1) == {0: 0, 2: 20}

@@ -89,7 +89,9 @@ class LocalSGD(Strategy):
         transport.layout = outer.phi.layout.code
         # Shards of a node must begin a round at the same step, so they do not begin it when a peer asks.
         begins_for_peers = not self.rounds_by_step
-        self._loop = OuterLoop(transport, outer, self._messages, self._row, begins_for_peers=begins_for_peers)
+        self._loop = OuterLoop(
+            transport, outer, self._messages, self._row, self._knows, begins_for_peers=begins_for_peers
+        )
 
     def _use(self, membership: Membership) -> None:
         self._mixing = mixing_over(self._family, membership)
@@ -106,6 +108,9 @@ class LocalSGD(Strategy):
         """W_ij of a round by learner, in the order of ranks."""
         row = self._mixing.row(self._position, round)
         return {self.membership.living[position]: weight for position, weight in sorted(row.items())}
+
+    def _knows(self, peer: int) -> bool:
+        return peer in self.membership.living
 
     def reform(self, membership: Membership) -> None:
         """Ask the topology for these members. The round under way is not affected."""

@@ -24,6 +24,7 @@ class OuterLoop:
         outer: phi, m and y.
         messages: encodes y and mixes what comes.
         row: W_ij of a round by learner, in the order of ranks, the own one included.
+        knows: whether a learner is a member. One that has joined may speak before this learner is told of it.
         begins_for_peers: begin a round as soon as a peer has begun it.
 
     Attributes:
@@ -39,6 +40,7 @@ class OuterLoop:
         outer: OuterWeights,
         messages: OuterMessages,
         row: Callable[[int], Mapping[int, float]],
+        knows: Callable[[int], bool],
         *,
         begins_for_peers: bool,
     ) -> None:
@@ -54,7 +56,7 @@ class OuterLoop:
         self._left_out = 0
         self._exchanges: Counter[int] = Counter()
         with self.lock:  # a peer may ask before the attribute is set
-            self.rounds = OuterRounds(transport, self._asked)
+            self.rounds = OuterRounds(transport, self._asked, knows)
 
     def begin(self, *, late: bool) -> None:
         """Take the outer step and send y, unless a round is under way."""

@@ -27,13 +27,15 @@ class OuterRounds:
     Args:
         transport: to the peers. This object serves its calls.
         asked: called, in a thread of the transport, when a peer has begun a round that this learner has not.
+        knows: whether a learner is a member. One that has joined may speak before this learner is told of it, and cannot be
+            called yet.
 
     Attributes:
         state: which round is current, and the messages received in it. Read those after the round has ended.
     """
 
-    def __init__(self, transport: Transport, asked: Callable[[], None]) -> None:
-        self._transport, self._asked = transport, asked
+    def __init__(self, transport: Transport, asked: Callable[[], None], knows: Callable[[int], bool]) -> None:
+        self._transport, self._asked, self._knows = transport, asked, knows
         self.state = RoundState(transport.rank)
         self._messages = RoundMessages(transport)
         transport.serve(self._serve)
@@ -107,6 +109,9 @@ class OuterRounds:
     def _answer(self, peer: int, request: Tensor, reply: Tensor) -> None:
         """A peer has begun a round, or takes no part in one."""
         kind, round, theirs = Header.read(request)
+        if not self._knows(peer):
+            Header(Kind.ABSENT, round, self.state.round).write(reply)
+            return
         if kind == Kind.BEGUN:
             self._peer_begun(peer, round)
             if self.state.awaits(round):

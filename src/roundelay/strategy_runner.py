@@ -95,7 +95,7 @@ class StrategyRunner:
         if not self.finished:
             with self.warning.before_replacing():
                 self.finished = True
-                self.run(self.strategy.finish)
+                self._run_between_steps(self.strategy.finish)
 
     def together(self, compute: Callable[[tuple[int, ...]], Result], timeout_s: float | None = None) -> Result:
         """The result of a collective of all living learners. The caller has let the strategy drain before."""
@@ -117,11 +117,23 @@ class StrategyRunner:
             try:
                 return collective()
             except CHANGES as error:
-                self.recover(error)
-                if self._behind:
-                    self.peers.attach(self.replica)
-                self._void, self._behind = False, 0
-                self.run(self.strategy.finish if self.finished else self.strategy.drain)
+                self._recover_between_steps(error)
+                self._run_between_steps(self.strategy.finish if self.finished else self.strategy.drain)
+
+    def _run_between_steps(self, begin: Callable[[], Steps]) -> None:
+        """As `run`, where no step is left to be taken without the peers: all learners run the hook together."""
+        while True:
+            try:
+                self.times.drive(begin())
+                return
+            except CHANGES as error:
+                self._recover_between_steps(error)
+
+    def _recover_between_steps(self, error: Exception) -> None:
+        self.recover(error)
+        if self._behind:
+            self.peers.attach(self.replica)
+        self._void, self._behind = False, 0
 
     def recover(self, error: Exception) -> None:
         """Connect to the living learners again, if the run is elastic and the strategy cannot go on; else raise `error`."""

@@ -65,6 +65,8 @@ class Registration:
         request.learner = tables.members.assign_id(wanted)
         if not formed and known != NEVER_FORMED:
             self._recover(message, known)
+        elif self.recovering and known >= tables.members.generation:  # ahead of the learner that came back first
+            tables.changes.newer(known)
         member = Member(address, connection, process=process, has_weights=has_weights)
         revived = joining and has_weights and not tables.members.living
         tables.members.attach(request.learner, member, joining=joining and not revived)

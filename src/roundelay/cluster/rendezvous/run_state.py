@@ -73,7 +73,9 @@ class RunState:
 
     def can_be_joined(self, *, with_weights: bool) -> bool:
         """Whether a learner can join. One `with_weights` was dropped; it can go on without others if none has finished."""
-        return self._members.formed and (bool(self._members.with_weights) or (with_weights and not self.finished))
+        if not self._members.formed or (self.finished and self._members.only_newcomers):
+            return False
+        return with_weights or bool(self._members.with_weights)
 
     @property
     def given_up(self) -> bool:
@@ -195,6 +197,8 @@ class RunState:
         if self.finished and self._members.only_newcomers:
             for learner in self.living:
                 self._drop(learner, "dropped", "all other learners have finished")
+            for learner in list(self._members.joining):
+                self._members.end_joining(learner)
 
     def _drop(self, learner: int, event: str, reason: str) -> None:
         returned = self._remove(learner)
@@ -228,7 +232,7 @@ class RunState:
             case "budget":
                 self._budget.declare(learner, fields["total"], fields["used"])
                 return {}
-            case "draw" if self._budget.declared_by(self._members.initial) and not self._registration.recovering:
+            case "draw" if self._numbers_are_known():
                 number, may_come_back = self._budget.draw(learner, fields["group"], fields["index"], fields["done"])
                 wait = number is None and may_come_back and fields["patient"]
                 return None if wait else {"number": number}
@@ -239,3 +243,8 @@ class RunState:
                 assert self._formation.run is not None
                 return {"number": self._stop.boundary(learner, self._budget.given, self._formation.run.expected)}
         return None
+
+    def _numbers_are_known(self) -> bool:
+        """Whether all have said what they have used, except learners that cannot, as they wait for the others to meet."""
+        silent = self._requests.at_barrier().keys()
+        return self._budget.declared_by(set(self._members.initial) - silent) and not self._registration.recovering

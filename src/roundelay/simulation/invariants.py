@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 INVARIANTS = {
     "the sum is conserved": "at every exchange of adpsgd: what one end adds the other subtracts, or both take it back; only a "
     "fault between the last reply and its confirmation may leave one half. Weights change by nothing else but steps",
-    "every sample is used": "at the end of a run no batch is unused; a batch is used twice at most once per lost learner, or "
-    "while the rendezvous is away; if steps wait for others, the last batch of a lost learner may be unused",
+    "every sample is used": "at the end of a run no batch is unused; a batch is used twice at most once per lost learner, "
+    "twice if it lives and is told late, or while the rendezvous is away; if steps wait for others, the last batch of a lost "
+    "learner may be unused",
     "no learner trains alone unknowingly": "a learner that the rendezvous has dropped knows it after 8 s, if it is connected",
     "generations never fork": "the generations of a learner only grow; two learners in one generation have the same members",
     "lead <= max_lead": "at every step of adpsgd, if a neighbour is neither lost nor silent; not once weights were refused",
@@ -233,13 +234,14 @@ class Invariants:
     def _check_samples(self) -> None:
         schedule = self._world.schedule
         unused = [number for number in range(schedule.learners * STEPS * EPOCHS) if number not in self._stepped_with]
-        lost = sum(event["event"] in ("died", "dropped") for event in self._world.events) + self._lost
+        events = [event["event"] for event in self._world.events]
+        lost = events.count("died") + events.count("dropped") + self._lost
         waits = schedule.build().synchronous or schedule.group_size > 1
         if unused and not (waits and len(unused) <= lost):
             self.violated("every sample is used", f"batches {unused} were never used")
         twice = sum(count - 1 for count in self._used.values() if count > 1)
         away = any(fault.kind in ("rendezvous", "stall", "reconnect", "partition") for fault in schedule.faults)
-        if twice > lost and not away:
+        if twice > lost + events.count("dropped") and not away:
             self.violated(
                 "every sample is used", f"{twice} batches were used twice, but only {lost} learners were lost"
             )

@@ -4,6 +4,8 @@ from hypothesis import given, strategies as st
 
 from roundelay.cluster.membership import Membership
 from roundelay.cluster.rendezvous.budget import LocalBudget, SharedBudget
+from roundelay.cluster.rendezvous.budget_client import BudgetClient
+from roundelay.errors import RendezvousLostError
 
 
 def test_the_first_size_counts_and_what_each_learner_has_used_adds_up():
@@ -39,3 +41,19 @@ def test_while_the_rendezvous_is_away_no_two_learners_take_the_same_number(total
                 taken.append(number)
     assert len(taken) == len(set(taken))
     assert set(taken) <= set(range(total))
+
+
+def test_a_patient_learner_that_has_used_its_own_numbers_waits_for_the_rendezvous():
+    asked = []
+
+    def ask(kind, *, repeat=False, **fields):
+        asked.append((kind, repeat))
+        if kind == "draw" and not repeat:
+            raise RendezvousLostError("the rendezvous is away")
+        return {"number": 0}  # a repeated request waits until the rendezvous is back
+
+    client = BudgetClient(ask, lambda: (1, Membership.of(2)))
+    client.declare(4, [])
+    assert [client.draw(1, index, index) for index in range(3)] == [1, 3, None]
+    assert client.draw(1, 2, 2, patient=True) == 0
+    assert asked[-2:] == [("draw", False), ("draw", True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -42,7 +43,8 @@ class BudgetClient:
     def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:
         """The next number of the budget; None if all are used.
 
-        While the rendezvous is unreachable, this learner draws by its own position; see `LocalBudget.next_own`.
+        While the rendezvous is unreachable, this learner draws by its own position; see `LocalBudget.next_own`. If none is
+        left for it, a patient learner waits for the rendezvous: numbers of others may be left.
 
         Args:
             group: the group of learners that draws; all its members get the same numbers.
@@ -52,10 +54,14 @@ class BudgetClient:
             patient: if no number is left, wait until one is given back, or until none can be given back any more.
         """
         self.known.group, self.known.done = group, max(done, self.known.done)
+        request = {"group": group, "index": index, "done": done, "patient": patient}
         try:
-            number = self._ask("draw", group=group, index=index, done=done, patient=patient)["number"]
+            number = self._ask("draw", **request)["number"]
         except RendezvousLostError:
             number = self.known.drawn.get(index, self.known.next_own(*self._position()))
+            if number is None and patient:
+                with contextlib.suppress(RendezvousLostError):
+                    number = self._ask("draw", repeat=True, **request)["number"]
         if number is None:
             return None
         self.known.drawn[index] = int(number)

@@ -69,6 +69,31 @@ def test_the_groups_of_earlier_generations_are_released_with_their_threads(colle
     assert [groups for _, groups in grown] == [1] * 3
 
 
+def test_a_group_is_not_released_while_a_collective_runs_that_was_given_up(collectives_of):
+    """Releasing it would wait for a frozen member, for ever."""
+    go_on, first = threading.Event(), MEMBERS[0]
+
+    def work(rank):
+        ours = collectives_of(rank)
+        ours.all_reduce(torch.zeros(1), MEMBERS).result()
+        if rank != first:
+            go_on.wait(60)
+            ours.all_reduce(torch.zeros(1), MEMBERS).result()
+            return None
+        ours.all_reduce(torch.zeros(1), MEMBERS).set_exception(ConnectionError("no heartbeat"))  # nobody keeps this future
+        releasing = threading.Thread(target=ours.use_generation, args=(1,), daemon=True)
+        releasing.start()
+        releasing.join(10)
+        found = releasing.is_alive(), len(ours._groups)
+        go_on.set()
+        while ours._under_way():
+            time.sleep(0.01)
+        ours.use_generation(2)
+        return *found, len(ours._groups)
+
+    assert together(work)[0] == (False, 1, 0)
+
+
 def test_a_group_whose_member_is_lost_before_it_forms_is_given_up(collectives_of):
     with pytest.raises(ConnectionError, match="lost while it was being formed"):
         collectives_of(1, hopeless=lambda members: True).all_reduce(torch.zeros(1), (1, 2))

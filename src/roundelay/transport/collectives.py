@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import datetime
 import time
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -75,7 +74,7 @@ class WorkFuture(Future[None]):
 
 
 class _GroupCollectives(Collectives):
-    """Collectives of torch.distributed. Remembers those under way, so that process exit does not wait for frozen peers.
+    """Collectives of torch.distributed. Remembers those under way, so that nothing waits for frozen peers.
 
     Args:
         hopeless: whether one of these members is known to be lost, so that a group of them can never form.
@@ -83,7 +82,7 @@ class _GroupCollectives(Collectives):
 
     def __init__(self, hopeless: Hopeless) -> None:
         self._hopeless = hopeless
-        self._under_way: weakref.WeakSet[WorkFuture] = weakref.WeakSet()
+        self._works: list[tuple[Any, dist.Work]] = []  # with their groups; also those whose future was failed and forgotten
 
     @abstractmethod
     def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401  # of any backend
@@ -97,18 +96,22 @@ class _GroupCollectives(Collectives):
         """Sum over members."""
         options = dist.AllreduceOptions()
         options.timeout = NEVER
-        return self._future(self._group(values, members).allreduce([values], options), values)
+        group = self._group(values, members)
+        return self._future(group, group.allreduce([values], options), values)
 
     def broadcast(self, values: Tensor, source: int, members: tuple[int, ...]) -> Future[None]:
         """Give every member the values of `source`."""
         options = dist.BroadcastOptions()
         options.timeout, options.rootRank = NEVER, members.index(source)
-        return self._future(self._group(values, members).broadcast([values], options), values)
+        group = self._group(values, members)
+        return self._future(group, group.broadcast([values], options), values)
 
-    def _future(self, work: dist.Work, values: Tensor) -> Future[None]:
-        future = WorkFuture(work, polled=values.is_cuda)
-        self._under_way.add(future)
-        return future
+    def _future(self, group: Any, work: dist.Work, values: Tensor) -> Future[None]:  # noqa: ANN401
+        self._works = [*self._under_way(), (group, work)]
+        return WorkFuture(work, polled=values.is_cuda)
+
+    def _under_way(self) -> list[tuple[Any, dist.Work]]:
+        return [(group, work) for group, work in self._works if not work.is_completed()]
 
     def _formed(self, members: tuple[int, ...], rank: int, store: Any, form: Callable[[], Any]) -> Any:  # noqa: ANN401
         """What `form` makes once all members have come.
@@ -148,10 +151,11 @@ class _GroupCollectives(Collectives):
 
     def close(self) -> None:
         """Make sure that process exit does not wait for a collective under way. Groups end with the process."""
-        if all(future._work.is_completed() for future in self._under_way):
+        under_way = self._under_way()
+        if not under_way:
             return
         # At exit the destructors of the groups would wait for that collective, for ever: keep the groups alive.
-        for held in (*self._held(), *(future._work for future in self._under_way)):
+        for held in (*self._held(), *(work for _, work in under_way)):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
@@ -214,12 +218,12 @@ class StoreCollectives(_GroupCollectives):
     def use_generation(self, generation: int) -> None:
         """Form new groups from now on: a member of an old one may have been lost and have come back.
 
-        The old groups are released, with their threads and sockets, unless a collective of theirs has not ended: then
-        releasing would wait for it.
+        The old groups are released, with their threads and sockets. One with a collective that has not ended is kept, because
+        releasing it would wait for that collective: with a frozen peer, for ever.
         """
         self._generation = generation
-        if all(future._work.is_completed() for future in self._under_way):
-            self._groups.clear()
+        busy = [group for group, _ in self._under_way()]
+        self._groups = {key: group for key, group in self._groups.items() if any(group is each for each in busy)}
 
     def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401
         backend, position = "nccl" if values.is_cuda else "gloo", members.index(self._rank)

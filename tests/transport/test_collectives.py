@@ -80,7 +80,9 @@ def test_a_group_is_not_released_while_a_collective_runs_that_was_given_up(colle
             go_on.wait(60)
             ours.all_reduce(torch.zeros(1), MEMBERS).result()
             return None
-        ours.all_reduce(torch.zeros(1), MEMBERS).set_exception(ConnectionError("no heartbeat"))  # nobody keeps this future
+        given_up = ours.all_reduce(torch.zeros(1), MEMBERS)
+        given_up.set_exception(ConnectionError("no heartbeat"))
+        del given_up  # no caller keeps this future
         releasing = threading.Thread(target=ours.use_generation, args=(1,), daemon=True)
         releasing.start()
         releasing.join(10)

@@ -168,6 +168,7 @@ class FaultWorld:
             self.invariants.violated("every wait ends", f"{described(error)}")
         finally:
             self.clock._events.clear()
+            self.network.on_applied = lambda *_: None  # what is under way now is taken back
             for each in self.all_processes:
                 each.process.end()
         return self.invariants.violations

@@ -8,9 +8,8 @@ import numpy as np
 from torch import Tensor
 
 CHECKSUM_BYTES = 8
-PIECE_BYTES = (
-    2**18
-)  # fits into the cache; and the kernel, if it is not preemptive, is busy with a piece for a moment only
+# Fits into the cache; and the kernel, if it is not preemptive, is busy with a piece for a moment only.
+PIECE_BYTES = 2**18
 _ROW_BYTES = 2**14
 
 

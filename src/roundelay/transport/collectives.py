@@ -82,7 +82,8 @@ class _GroupCollectives(Collectives):
 
     def __init__(self, hopeless: Hopeless) -> None:
         self._hopeless = hopeless
-        self._works: list[tuple[Any, dist.Work]] = []  # with their groups; also those whose future was failed and forgotten
+        # With their groups; also those whose future was failed and forgotten.
+        self._works: list[tuple[Any, dist.Work]] = []
 
     @abstractmethod
     def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401  # of any backend

@@ -7,6 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from roundelay.cluster.rendezvous.formation import AFTER_FINISHED_S
 from roundelay.cluster.rendezvous.members import NEVER_FORMED
+from roundelay.cluster.rendezvous.registration import AHEAD
 from roundelay.cluster.rendezvous.silence import ALL_SILENT_S, AWAY_S
 from roundelay.cluster.rendezvous.state import RendezvousState
 from roundelay.transport.heartbeats import BEAT_S, LOST_AFTER_S
@@ -321,7 +322,7 @@ def test_a_restarted_rendezvous_rebuilds_its_state_from_the_learners():
     living = {str(learner): ["host", learner] for learner in range(3)}
     known = {"living": living, "total": 6, "used": [0], "done": 1}
     rendezvous.register(0, generation=4, group=0, drawn=[[0, 3]], **known)
-    assert rendezvous.connections[0].of("reply")[0]["generation"] == 5
+    assert rendezvous.connections[0].of("reply")[0]["generation"] == 4 + AHEAD
     request = rendezvous.ask(0, "draw", group=0, index=1, done=1, patient=False)
     assert rendezvous.answer(0, request) is None  # learners 1 and 2 have not said yet what they have used
     rendezvous.register(1, generation=4, group=1, drawn=[[0, 1]], **known)
@@ -334,7 +335,7 @@ def test_after_a_restart_of_the_rendezvous_it_does_not_matter_who_comes_first():
     """Learner 1 had not asked for a number yet."""
     rendezvous = Rendezvous(2)
     living = {str(learner): ["host", learner] for learner in range(2)}
-    rendezvous.register(1, generation=4, living=living, total=None, used=[], group=0, drawn=[], done=0)
+    rendezvous.register(1, generation=4, living=living, total=None, used=[])
     rendezvous.register(0, generation=4, living=living, total=3, used=[], group=0, drawn=[[0, 0]], done=1)
     first = rendezvous.ask(0, "draw", group=0, index=1, done=1, patient=False)
     assert rendezvous.answer(0, first) is None  # learner 1 may have used some
@@ -355,6 +356,16 @@ def test_what_a_learner_had_not_finished_when_it_died_is_given_out_again_also_if
     rendezvous.state.died(0, "killed by SIGKILL")
     assert sorted(rendezvous.draw(1, index) for index in range(3)) == [1, 2, 3]
     assert rendezvous.draw(1, 3) is None
+
+
+def test_a_number_that_a_learner_did_not_receive_is_given_out_again_whatever_others_have():
+    rendezvous = formed(2)
+    for learner in (0, 1):
+        rendezvous.now(learner, "budget", total=2, used=[])
+    rendezvous.register(1, generation=0, total=2, used=[], group=None, drawn=[], done=0)  # it has not drawn
+    assert rendezvous.draw(0, 0) == 0
+    rendezvous.register(0, generation=0, total=2, used=[], group=0, drawn=[], done=0)  # the reply was lost
+    assert rendezvous.draw(1, 0) == 0
 
 
 def leave(rendezvous, learner):

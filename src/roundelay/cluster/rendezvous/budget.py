@@ -63,7 +63,7 @@ class LocalBudget:
     Attributes:
         total: size of the budget; None until it is declared.
         used: the numbers that were used before this learner has registered.
-        group: for which it draws.
+        group: for which it draws; None before its first draw.
         drawn: the numbers that it has drawn since then, by index.
         done: how many of these draws are part of its weights, as far as it has said.
     """
@@ -71,7 +71,8 @@ class LocalBudget:
     def __init__(self) -> None:
         self.total: int | None = None
         self.used: list[int] = []
-        self.group = self.done = 0
+        self.group: int | None = None
+        self.done = 0
         self.drawn: dict[int, int] = {}
 
     def register_again(self) -> None:

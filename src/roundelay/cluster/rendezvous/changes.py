@@ -63,11 +63,6 @@ class MembershipChanges:
             self.report("stopping", learner, too_few)
             self._members.send_to_living({"kind": "stop", "reason": too_few})
 
-    def newer(self, generation: int) -> None:
-        """After a restart of the rendezvous, a learner has come back with this generation, which may have other members."""
-        self._members.generation = generation
-        self._announce("the rendezvous is back")
-
     def reason_lost(self, learner: int | None) -> str:
         """Why the run goes on without `learner`."""
         return self._reasons.get(-1 if learner is None else learner, "it was not heard for too long")

@@ -167,8 +167,10 @@ class RendezvousClient(RendezvousSession):
         )
         if "missing" in reply:
             raise MissingLearnersError(timeout_s or 0.0, reply["missing"])
-        self.view = View.from_message(reply)
-        return self.view
+        view = View.from_message(reply)
+        if self.view is None or view.membership.generation > self.view.membership.generation:
+            self.view = view  # else the next view has come already
+        return view
 
     def served_files(self) -> dict[int, Address]:
         """For every learner that has come, also a lost one: where its supervisor serves the files of its directory.

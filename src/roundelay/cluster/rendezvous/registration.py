@@ -14,6 +14,8 @@ from roundelay.cluster.rendezvous.run_tables import RunTables
 
 log = logging.getLogger("roundelay")
 
+AHEAD = 1000  # after a restart: more generations than any learner can be ahead of the one that comes back first
+
 
 class Registration:
     """Registers learners, and begins the run when no learner is missing any more.
@@ -65,8 +67,6 @@ class Registration:
         request.learner = tables.members.assign_id(wanted)
         if not formed and known != NEVER_FORMED:
             self._recover(message, known)
-        elif self.recovering and known >= tables.members.generation:  # ahead of the learner that came back first
-            tables.changes.newer(known)
         member = Member(address, connection, process=process, has_weights=has_weights)
         revived = joining and has_weights and not tables.members.living
         tables.members.attach(request.learner, member, joining=joining and not revived)
@@ -78,9 +78,9 @@ class Registration:
         tables.heartbeats.heard(request.learner)
         if known != NEVER_FORMED and message.get("total") is not None:
             tables.budget.declare(request.learner, int(message["total"]), message["used"])
-            tables.budget.received(
-                request.learner, int(message["group"]), dict(message["drawn"]), int(message["done"])
-            )
+            if message["group"] is not None:
+                drawn, done = dict(message["drawn"]), int(message["done"])
+                tables.budget.received(request.learner, int(message["group"]), drawn, done)
         tables.requests.add(request)
         self.formation.comes(request.learner, process)
         self.form()
@@ -129,8 +129,8 @@ class Registration:
 
     def _recover(self, message: Message, known: int) -> None:
         """After a restart, rebuild the state of a run under way from the first learner that comes back."""
-        log.warning("the rendezvous takes over a run that is under way, in generation %d", known + 1)
         members = self._tables.members
-        members.generation, self.recovering, self._formed_at = known + 1, True, self._now()
+        members.generation, self.recovering, self._formed_at = known + AHEAD, True, self._now()
+        log.warning("the rendezvous takes over a run that is under way, in generation %d", members.generation)
         for other, (host, port) in message["living"].items():
             members.living[members.assign_id(int(other))] = Member((host, port), None, self._now())

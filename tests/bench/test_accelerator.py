@@ -154,7 +154,7 @@ def test_the_command_says_that_the_accelerator_is_emulated(monkeypatch, capsys):
         return [row_of(case, 0.97) for case in CASES]
 
     monkeypatch.setattr(accelerator, "run", run)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert main(["bench", "accelerator", "--bandwidth", "6GB/s", "--step", "200ms"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "The accelerator is emulated: computation is a sleep" in out

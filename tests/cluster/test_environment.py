@@ -1,7 +1,6 @@
 import os
 
 import pytest
-import torch
 
 from roundelay.cluster import environment as environment_module
 from roundelay.cluster.environment import World, init
@@ -41,14 +40,6 @@ def test_an_incomplete_environment_is_an_error_that_names_the_missing_variables(
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in given]
     with pytest.raises(LaunchError, match=f"no {', '.join(missing)}; start with torchrun"):
         init()
-
-
-def test_learners_are_spread_over_the_gpus_of_a_machine(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert [World(rank, 4, rank, 4).device.index for rank in range(4)] == [0, 1, 0, 1]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert World(0, 1, 0, 1).device == torch.device("cpu")
 
 
 def test_a_loopback_address_is_used_only_if_there_is_no_other(monkeypatch):

@@ -10,8 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-import torch
-
+from roundelay import devices
 from roundelay.bench.local import local_learners
 from roundelay.errors import RoundelayError
 
@@ -69,9 +68,8 @@ class Row:
 
 def note() -> str:
     """One sentence: what is real in this measurement, and what is emulated."""
-    if torch.cuda.is_available():
-        name = torch.cuda.get_device_name()
-        return f"Weights, copies and optimizer are on {name}; the computation of a step is emulated by a sleep."
+    if names := devices.names():
+        return f"Weights, copies and optimizer are on {names[0]}; the computation of a step is emulated by a sleep."
     return (
         "The accelerator is emulated: computation is a sleep, from which the time of the optimizer on the CPU is deducted, and "
         "copies between host and device take their time in a thread of their own."

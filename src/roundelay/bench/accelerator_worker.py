@@ -30,10 +30,10 @@ WARM_UP_STEPS = 3
 
 
 class Device:
-    """The accelerator of this process: CUDA's, or an emulated one.
+    """The accelerator of this process: a real one, or an emulated one.
 
     Args:
-        world: this learner, whose GPU is used if there is one.
+        world: this learner, whose accelerator is used if there is one.
         bandwidth_Bps: of the emulated one.
     """
 

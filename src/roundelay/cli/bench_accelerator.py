@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=more_than_0(bandwidth),
         default=12e9,
         metavar="RATE",
-        help="of copies between host and emulated device (default 12GB/s); not used with CUDA",
+        help="of copies between host and emulated device (default 12GB/s); not used with a real one",
     )
     add("--seconds", type=positive_time, default=12.0, metavar="TIME", help="per case and repetition (default 12s)")
     add("--repetitions", type=positive_int, default=3, metavar="R", help="how often to measure each case (default 3)")

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from roundelay import devices
 from roundelay.cluster.membership import Address
 from roundelay.errors import LaunchError
 from roundelay.transport.base import Transport
-from roundelay.transport.collectives import NEVER, ProcessGroupCollectives
+from roundelay.transport.collectives import NEVER, ProcessGroupCollectives, backends
 from roundelay.transport.handshake import this_host
 from roundelay.transport.security import Security
 from roundelay.transport.solo import SoloTransport
@@ -85,10 +86,8 @@ class World:
 
     @property
     def device(self) -> torch.device:
-        """The GPU of this learner, or the CPU if there is none."""
-        if torch.cuda.is_available():
-            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
-        return torch.device("cpu")
+        """The accelerator of this learner, or the CPU if there is none."""
+        return devices.device(self.local_rank)
 
     def transport(self, *, share_memory: bool = True) -> Transport:
         """Connect to all peers. This is a collective call, because it gathers addresses: all learners must make it.
@@ -240,7 +239,7 @@ def _world_of(group: dist.ProcessGroup) -> World:
 
 
 def _backend() -> str:
-    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    return backends(devices.accelerator())
 
 
 def _torch_world() -> World:

@@ -114,7 +114,7 @@ def machine() -> dict[str, Any]:
     """What is known about this machine and this installation."""
     import torch
 
-    from roundelay import __version__
+    from roundelay import __version__, devices
 
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
@@ -122,7 +122,7 @@ def machine() -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(pages / 2**30, 1),
-        "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "accelerators": devices.names(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "roundelay": __version__,

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from roundelay import devices
 from roundelay.learner import Learner
 from roundelay.training.checkpoint import Checkpoint
 from roundelay.training.partition import Partition, Position
@@ -139,7 +140,7 @@ def random_state() -> State:
     name, keys, position, has_gauss, cached = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "accelerator": _accelerator().get_rng_state() if devices.accelerator() != devices.CPU else None,
         "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss],
         "numpy": [
             name,
@@ -151,11 +152,15 @@ def random_state() -> State:
     }
 
 
+def _accelerator() -> Any:  # noqa: ANN401  # a module of torch, such as torch.cuda
+    return torch.get_device_module(devices.accelerator())
+
+
 def set_random_state(state: State) -> None:
     """Restore what `random_state` returned."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"])
+    if state["accelerator"] is not None and devices.accelerator() != devices.CPU:
+        _accelerator().set_rng_state(state["accelerator"])
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers.tolist()), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]

@@ -1,4 +1,4 @@
-"""Collectives on torch.distributed: Gloo between CPUs, NCCL between GPUs."""
+"""Collectives on torch.distributed: Gloo between CPUs, NCCL between GPUs, XCCL between XPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 
-from roundelay import threads
+from roundelay import devices, threads
 from roundelay.transport.base import Collectives
 from roundelay.transport.heartbeats import LOST_AFTER_S
 
@@ -26,6 +26,18 @@ LOOK = datetime.timedelta(seconds=0.5)  # how soon a waiting learner notices a l
 POLL_S = 0.0005
 ARRIVAL_POLL_S = 0.005
 Hopeless = Callable[[tuple[int, ...]], bool]
+
+
+def backend(kind: str) -> str:
+    """torch's backend for tensors on this kind of device, such as "nccl" for "cuda"."""
+    found: str = dist.Backend.default_device_backend_map.get(kind, "gloo")
+    return found
+
+
+def backends(kind: str) -> str:
+    """What `init_process_group` takes for tensors on the CPU and on this kind of device."""
+    cpu = devices.CPU
+    return backend(cpu) if kind == cpu else f"{cpu}:{backend(cpu)},{kind}:{backend(kind)}"
 
 
 class WorkFuture(Future[None]):
@@ -109,7 +121,7 @@ class _GroupCollectives(Collectives):
 
     def _future(self, group: Any, work: dist.Work, values: Tensor) -> Future[None]:  # noqa: ANN401
         self._works = [*self._under_way(), (group, work)]
-        return WorkFuture(work, polled=values.is_cuda)
+        return WorkFuture(work, polled=values.device.type != devices.CPU)
 
     def _under_way(self) -> list[tuple[Any, dist.Work]]:
         return [(group, work) for group, work in self._works if not work.is_completed()]
@@ -227,25 +239,25 @@ class StoreCollectives(_GroupCollectives):
         self._groups = {key: group for key, group in self._groups.items() if any(group is each for each in busy)}
 
     def _group(self, values: Tensor, members: tuple[int, ...]) -> Any:  # noqa: ANN401
-        backend, position = "nccl" if values.is_cuda else "gloo", members.index(self._rank)
-        key = self._generation, backend, members
+        name, position = backend(values.device.type), members.index(self._rank)
+        key = self._generation, name, members
         if key not in self._groups:
             store = dist.PrefixStore(  # type: ignore[attr-defined]
-                f"{self._generation}/{backend}/{members}", self._store
+                f"{self._generation}/{name}/{members}", self._store
             )
             self._groups[key] = self._formed(
-                members, self._rank, store, lambda: self._form(backend, store, position, len(members))
+                members, self._rank, store, lambda: self._form(name, store, position, len(members))
             )
         return self._groups[key]
 
-    def _form(self, backend: str, store: Any, position: int, size: int) -> Any:  # noqa: ANN401
-        if backend == "nccl":
-            kind: Any = dist.ProcessGroupNCCL
-            options = kind.Options()
-        else:
-            kind = dist.ProcessGroupGloo
+    def _form(self, name: str, store: Any, position: int, size: int) -> Any:  # noqa: ANN401
+        if name == "gloo":
+            kind: Any = dist.ProcessGroupGloo
             options = kind._Options()
             options._devices = [kind.create_device(hostname=self._host)]
+        else:
+            kind = getattr(dist, f"ProcessGroup{name.upper()}")
+            options = kind.Options()
         options._timeout = FORMING
         return kind(store, position, size, options)
 

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
+from roundelay import devices
 from roundelay.transport import handshake, shared_memory
 from roundelay.transport.acceptor import Acceptor
 from roundelay.transport.base import Address, Begin, Call, Collectives, Swap, Transport
@@ -89,8 +90,8 @@ class TcpTransport(Transport):
     # Exchanges -----------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Tensor:
-        """Shared memory; pinned memory if there is a GPU."""
-        if torch.cuda.is_available():
+        """Shared memory; pinned memory if there is an accelerator."""
+        if devices.accelerator() != devices.CPU:
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         return self._memory.allocate(nbytes) if self._memory else super().allocate(nbytes)
 

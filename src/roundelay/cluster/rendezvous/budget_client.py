@@ -54,7 +54,7 @@ class BudgetClient:
             patient: if no number is left, wait until one is given back, or until none can be given back any more.
         """
         self.known.group, self.known.done = group, max(done, self.known.done)
-        request = {"group": group, "index": index, "done": done, "patient": patient}
+        request: dict[str, Any] = {"group": group, "index": index, "done": done, "patient": patient}
         try:
             number = self._ask("draw", **request)["number"]
         except RendezvousLostError:

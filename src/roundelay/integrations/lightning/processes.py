@@ -12,7 +12,7 @@ from torch import Tensor
 from roundelay.errors import StrategyError, unknown
 from roundelay.integrations.lightning.environment import ElasticEnvironment
 from roundelay.learner import Learner
-from roundelay.transport.collectives import NEVER
+from roundelay.transport.collectives import NEVER, backends
 
 OPTIONS = (  # of DDPStrategy; its other options are about DistributedDataParallel
     "accelerator",
@@ -59,8 +59,7 @@ class LearnerProcesses(DDPStrategy):
 
     def _get_process_group_backend(self) -> str:
         """One backend for each kind of tensor, because exchanges go through host memory."""
-        default = "cpu:gloo,cuda:nccl" if self.root_device.type == "cuda" else "gloo"
-        return self._process_group_backend or default
+        return self._process_group_backend or backends(self.root_device.type)
 
     # Collectives -----------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,8 @@ def run(args: argparse.Namespace, strategy: str, rate: float, factor: float, see
         }
     settings |= {"learners": args.learners, "strategy": strategy, "seed": seed, "settings.data": args.text}
     named = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in settings.items()]
+    if strategy != "allreduce":
+        named += [(key, value) for key, _, value in (each.partition("=") for each in args.set)]
     config = recipes.resolve(recipes.table_of("shakespeare"), named)
     with tempfile.TemporaryDirectory() as folder:
         run_directory.begin(Path(folder) / "run", config, "", simulated=True)
@@ -79,6 +81,7 @@ def main() -> None:
     parser.add_argument(
         "--outer", type=float, nargs=2, default=(0.7, 0.9), help="outer lr and outer momentum of local-sgd"
     )
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all strategies but allreduce")
     parser.add_argument("--out", type=Path, help="rows are added to this JSON document after each run")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -91,6 +94,8 @@ def main() -> None:
             row |= {"rate": rate, "factor": factor, "seed": seed}
             if strategy == "local-sgd":
                 row |= {"every": args.every, "outer": list(args.outer)}
+            if strategy != "allreduce" and args.set:
+                row |= {"set": args.set}
             row |= {"loss": round(loss, 4), "cpu_s": round(time.process_time() - begin)}
             print(json.dumps(row), flush=True)
             if args.out:

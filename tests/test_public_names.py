@@ -116,6 +116,7 @@ FLAGS = {
         "--strategies",
         "--every",
         "--slow",
+        "--seed",
         "--seconds",
         "--into",
         "--plot",

@@ -25,7 +25,7 @@ def learner(steps, seconds, nbytes):
 
 
 def test_a_row_counts_the_steps_of_all_learners():
-    row = network._row("1gbit", "fast", [learner(90, 10, 900), learner(70, 10, 700)], [])
+    row = network._row("1gbit", "fast", [learner(90, 10, 900), learner(70, 10, 700)], [], 0)
     assert (row.steps_per_s, row.bytes_per_step) == (16.0, 10.0)
 
 
@@ -40,6 +40,19 @@ def test_rows_compare_with_no_communication_and_with_ddps_last_loss_at_the_same_
     assert (none.ratio_to_none, ddp.ratio_to_none, fast.ratio_to_none) == (1.0, 0.2, 0.8)
     assert (none.ddp_loss_s, ddp.ddp_loss_s, fast.ddp_loss_s) == (None, 10.0, 7.5)
     assert (alone.ratio_to_none, alone.ddp_loss_s) == (None, None)
+
+
+def test_seeds_are_compared_apart_and_kept_apart(tmp_path):
+    path, settings = tmp_path / "network.json", Settings(["1gbit"], compute="language")
+    network_results.add(path, settings, rows_of_three(), {})
+    second = [replace(row, seed=1, steps_per_s=row.steps_per_s / 2, losses=[(4.0, 2.0)]) for row in rows_of_three()]
+    found = network_results.add(path, replace(settings, seed=1), second, {})
+    assert [(row.strategy, row.seed, row.ratio_to_none, row.ddp_loss_s) for row in found if row.strategy != "none"] == [
+        ("ddp", 0, 0.2, 10.0),
+        ("fast", 0, 0.8, 7.5),
+        ("ddp", 1, 0.2, 4.0),
+        ("fast", 1, 0.8, 4.0),
+    ]
 
 
 def test_a_file_of_results_grows_piece_by_piece(tmp_path):
@@ -66,10 +79,10 @@ def test_time_to_a_loss(curve, expected):
 
 
 def test_every_line_names_a_strategy_and_options_that_it_takes():
-    settings = Settings(["none"], every=7)
+    settings = Settings(["none"], every=7, seed=3)
     for strategy in STRATEGIES:
         case = settings.case(strategy)
-        json.dumps(case)
+        assert json.loads(json.dumps(case))["seed"] == 3
         if strategy.name not in ("none", "ddp"):
             made = strategy_named(case["strategy"], **case["options"])
             assert all(getattr(made, name) == value for name, value in case["options"].items() if name != "topology")

@@ -67,6 +67,7 @@ class Settings:
         every: local steps of local-sgd.
         slow: how many times slower learner 0 is.
         data: the text of the language model.
+        seed: of the language model's first weights and of its samples.
     """
 
     rates: Sequence[str]
@@ -79,6 +80,7 @@ class Settings:
     every: int = 50
     slow: float = 1.0
     data: str = ""
+    seed: int = 0
 
     def case(self, strategy: Strategy) -> dict[str, Any]:
         """As the workers take it."""
@@ -86,13 +88,13 @@ class Settings:
         if strategy.name in registry.STRATEGIES and registry.takes_option(strategy.name, "every"):
             options["every"], least_steps = self.every, ROUNDS * self.every
         named = {"strategy": strategy.name, "options": options, "least_steps": least_steps}
-        kept = ("compute", "seconds", "parameters", "step_s", "slow", "data")
+        kept = ("compute", "seconds", "parameters", "step_s", "slow", "data", "seed")
         return named | {name: getattr(self, name) for name in kept}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One strategy at one rate.
+    """One strategy at one rate, with one seed.
 
     Attributes:
         rate: of every link.
@@ -102,6 +104,7 @@ class Row:
         losses: language: (seconds, validation loss of the mean model), at equal times.
         ratio_to_none: steps_per_s divided by steps_per_s without communication; None if that was not measured.
         ddp_loss_s: language: seconds until the loss that DDP has at its end; None if it was not reached.
+        seed: of the language model.
     """
 
     rate: str
@@ -111,6 +114,7 @@ class Row:
     losses: Sequence[tuple[float, float]] = ()
     ratio_to_none: float | None = None
     ddp_loss_s: float | None = None
+    seed: int = 0
 
 
 def run(settings: Settings, progress: Callable[[str, str], None] = lambda rate, strategy: None) -> list[Row]:
@@ -150,23 +154,26 @@ def _measure_rate(
     if settings.compute == "language":
         losses = [_losses(settings, folder / f"{rate}-{number}") for number in range(len(measured))]
     labels = [strategy.label for strategy in settings.strategies]
-    return [_row(rate, *each) for each in zip(labels, measured, losses, strict=True)]
+    return [_row(rate, *each, settings.seed) for each in zip(labels, measured, losses, strict=True)]
 
 
-def _row(rate: str, label: str, learners: Sequence[Mapping[str, float]], losses: list[tuple[float, float]]) -> Row:
+def _row(
+    rate: str, label: str, learners: Sequence[Mapping[str, float]], losses: list[tuple[float, float]], seed: int
+) -> Row:
     return Row(
         rate,
         label,
         steps_per_s=sum(learner["steps"] / learner["seconds"] for learner in learners),
         bytes_per_step=sum(learner["bytes"] for learner in learners) / sum(learner["steps"] for learner in learners),
         losses=losses,
+        seed=seed,
     )
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """The rows, each compared with no communication and with DDP at the same rate, unless it has been compared already."""
-    others = {(row.rate, row.strategy): row for row in rows}
-    return [_compared(row, others.get((row.rate, "none")), others.get((row.rate, "ddp"))) for row in rows]
+    """The rows, each compared with no communication and with DDP at the same rate and seed, unless that was done before."""
+    others = {(row.rate, row.seed, row.strategy): row for row in rows}
+    return [_compared(row, *(others.get((row.rate, row.seed, name)) for name in ("none", "ddp"))) for row in rows]
 
 
 def _compared(row: Row, free: Row | None, ddp: Row | None) -> Row:

@@ -21,7 +21,7 @@ def read(path: Path) -> list[Row]:
 
 
 def add(path: Path, settings: Settings, rows: Sequence[Row], piece: Mapping[str, Any]) -> list[Row]:
-    """Write rows to a file, in place of older ones of the same rate and strategy; returns all its rows.
+    """Write rows to a file, in place of older ones of the same rate, strategy and seed; returns all its rows.
 
     A row that was measured together with no communication or with DDP stays compared with those.
 
@@ -39,7 +39,7 @@ def add(path: Path, settings: Settings, rows: Sequence[Row], piece: Mapping[str,
         document = json.loads(path.read_text())
         if document["settings"] != shared:
             raise RoundelayError(f"{path} has rows with {document['settings']}, not with {shared}; name another file")
-    merged = {(row.rate, row.strategy): row for row in [*(Row(**row) for row in document["rows"]), *rows]}
+    merged = {(row.rate, row.strategy, row.seed): row for row in [*(Row(**row) for row in document["rows"]), *rows]}
     found = compared(list(merged.values()))
     document["rows"] = [dataclasses.asdict(row) for row in found]
     document["pieces"].append(piece)

@@ -54,7 +54,7 @@ def main() -> None:
 
 def measure(case: Case, world: World, snapshots: Path) -> dict[str, float]:
     """Run one case in this process: {"steps", "seconds", "bytes"}. All learners call this together."""
-    torch.manual_seed(0)
+    torch.manual_seed(case["seed"])
     slow = case["slow"] if world.rank == 0 else 1.0
     module, optimizer, gradient = (_language if case["compute"] == "language" else _emulated)(case, world, slow)
     runner, synchronous = module, case["strategy"] == "ddp"
@@ -140,7 +140,7 @@ def _language(case: Case, world: World, slow: float) -> Training:
     task = language_task(case["data"])
     module = task.module()
     optimizer = torch.optim.AdamW(task.parameter_groups(module), lr=LEARNING_RATE, weight_decay=0.1)
-    generator = torch.Generator().manual_seed(world.rank)
+    generator = torch.Generator().manual_seed(case["seed"] * world.size + world.rank)
 
     def gradient(runner: nn.Module) -> None:
         began = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from roundelay.cli.arguments import duration, more_than_0, output_path, positive_int, slowdown
+from roundelay.cli.arguments import duration, more_than_0, output_path, positive_int, slowdown, whole_number
 from roundelay.cli.tables import new_table, say_duration, show
 from roundelay.errors import UsageError
 
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--strategies", metavar="NAMES", help="only these labels, separated by commas (default: all)")
     add("--every", type=positive_int, default=50, metavar="H", help="local steps of local-sgd (default 50)")
     add("--slow", type=slowdown, default=1.0, metavar="F", help="how many times slower learner 0 is (default 1)")
+    add("--seed", type=whole_number, default=0, metavar="S", help="of the language model and its samples (default 0)")
     add("--seconds", type=more_than_0(duration), default=30.0, metavar="TIME", help="per case (default 30s)")
     add(
         "--into",
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> None:
         every=args.every,
         slow=args.slow,
         data=args.data,
+        seed=args.seed,
     )
     check_available()
     say_duration(len(settings.rates) * len(settings.strategies), settings.seconds)
@@ -89,6 +91,9 @@ def run(args: argparse.Namespace) -> None:
 def _show(rate: str, rows: list[Row]) -> None:
     table = new_table(f"links without a limit of rate, {len(rows)} cases" if rate == "none" else f"links of {rate}")
     table.add_column("strategy", no_wrap=True)
+    several = len({row.seed for row in rows}) > 1
+    if several:
+        table.add_column("seed", justify="right", no_wrap=True)
     learning = any(row.losses for row in rows)
     for heading in ("steps/s", "/none", "MB/step", *(("loss", "s to DDP's loss") if learning else ())):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -97,7 +102,7 @@ def _show(rate: str, rows: list[Row]) -> None:
         figures = [f"{row.steps_per_s:.2f}", ratio, f"{row.bytes_per_step / 1e6:.2f}"]
         if learning:
             figures += [f"{row.losses[-1][1]:.3f}", "-" if row.ddp_loss_s is None else f"{row.ddp_loss_s:.1f}"]
-        table.add_row(row.strategy, *figures)
+        table.add_row(row.strategy, *([str(row.seed)] if several else []), *figures)
     show(table)
 
 

@@ -18,19 +18,22 @@ DASHES = ("-", "--", ":", "-.")  # of variants of one strategy, which have one c
 
 
 def plot_rows(rows: Sequence[Row], path: Path) -> None:
-    """One panel per rate: losses over time for a language model, else steps per second relative to no communication."""
+    """One panel per rate: steps per second relative to no communication, or losses over time, a line per seed."""
     rates = list(dict.fromkeys(row.rate for row in rows))
     with picture(path, 1, len(rates), size=(4.6 * len(rates) + 1.4, 4.4)) as (_, axes):
         for ax, rate in zip(axes, rates, strict=True):
             shown = [row for row in rows if row.rate == rate]
             title = "no limit" if rate == "none" else rate
             if any(row.losses for row in shown):
+                styles: dict[str, str] = {}
                 dashes: Counter[str] = Counter()
                 for row in shown:
-                    colour = strategy_colour(row.strategy)
-                    style = DASHES[dashes[colour] % len(DASHES)]
-                    ax.plot(*zip(*row.losses, strict=True), style, color=colour, label=row.strategy)
-                    dashes[colour] += 1
+                    colour, label = strategy_colour(row.strategy), None
+                    if row.strategy not in styles:
+                        label = row.strategy
+                        styles[label] = DASHES[dashes[colour] % len(DASHES)]
+                        dashes[colour] += 1
+                    ax.plot(*zip(*row.losses, strict=True), styles[row.strategy], color=colour, label=label, lw=1.2)
                 ax.set(xlabel="seconds", ylabel="validation loss of the mean model", title=title)
                 ax.legend(fontsize=7)
             else:

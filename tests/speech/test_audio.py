@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sounds import cut_off, noise, save, tone
 
-from roundelay.speech.audio import AudioError, read_audio, resampled, utterance_audio
+from roundelay.speech.audio import Audio, AudioError, read_audio, resampled, steady, utterance_audio
 from roundelay.speech.corpus import Utterance
 
 
@@ -119,6 +119,17 @@ def test_clipped_and_silent_files_are_used_and_named(tmp_path):
     one_side = np.stack([np.clip(tone(level=3.0), -1, 1), tone(level=0.1)], axis=1)
     assert read_audio(save(tmp_path / "sides.wav", one_side)).flaws == ("mixed to mono", "clipped")
     assert read_audio(save(tmp_path / "none.wav", np.zeros(8000, np.float32))).flaws == ("silent",)
+
+
+def test_noise_and_a_hum_are_steady_but_sound_that_varies_by_10_dB_is_not():
+    rate_Hz = 16000
+    white = np.random.default_rng(0).standard_normal(rate_Hz).astype(np.float32)
+    loudness = np.where(np.arange(rate_Hz) % 4000 < 2000, 1.0, 10**-0.5).astype(np.float32)  # 0 and −10 dB in turn
+    assert steady(Audio(0.1 * white, rate_Hz))
+    assert steady(Audio(tone(level=0.1), rate_Hz))
+    assert not steady(Audio(0.1 * white * loudness, rate_Hz))
+    assert not steady(Audio(white[:4000], rate_Hz)), "a quarter of a second says nothing"
+    assert not steady(Audio(np.zeros(rate_Hz, np.float32), rate_Hz)), "silence has a name of its own"
 
 
 def test_the_error_for_an_unusable_file_says_why_in_one_line(tmp_path):

@@ -144,6 +144,15 @@ def test_digital_silence_has_no_words_and_is_named(tones_run, tmp_path, capsys):
     assert "silent" in said.err
 
 
+def test_words_in_white_noise_are_unknown_and_the_file_is_named(tones_run, tmp_path, capsys):
+    noise = 0.1 * np.random.default_rng(0).standard_normal(2 * RATE_Hz)
+    soundfile.write(tmp_path / "noise.wav", noise.astype(np.float32), RATE_Hz)
+    assert command(transcribe, tones_run, tmp_path / "noise.wav", "--json") == 0
+    said = capsys.readouterr()
+    assert f"no speech: {tmp_path}/noise.wav" in said.err
+    assert all(each["confidence"] == 0 for each in json.loads(said.out)[0]["words"])
+
+
 def test_an_evaluation_tells_confusions_speakers_and_confidences(tones_run, capsys):
     figures = figures_of(capsys, tones_run)
     assert sum(each["words"] for each in figures["by_speaker"].values()) == figures["words"]

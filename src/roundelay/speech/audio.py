@@ -23,6 +23,8 @@ CLIPPED_SHARE = 1e-3  # a recording is clipped if more than this share of its sa
 FULL_SCALE = 0.999
 LOUDEST_G711 = 0.98  # full scale of µ-law is 32124 of 32768, of A-law 32256
 FADE = 0.04  # width of the slope of the low-pass filter in `resampled`, relative to the Nyquist frequency
+STEADY_dB = 6.0  # speech varies more: at least 28 dB in every utterance of AN4; white noise varies by 1 dB
+STEADY_BLOCK_MS, STEADY_BLOCKS = 25, 20  # loudness is measured in blocks; fewer blocks say nothing
 GUARD_MS = 20  # zeros that `resampled` appends
 SHORTER_S = 0.05  # a segment may be this much shorter than asked for, because segment times are rounded
 
@@ -91,6 +93,17 @@ def read_audio(path: Path, channel: int | None = None, start_s: float = 0.0, dur
         "silent": not samples.any(),
     }
     return Audio(samples, rate_Hz, tuple(name for name, found in flaws.items() if found))
+
+
+def steady(audio: Audio) -> bool:
+    """Whether the loudness hardly varies, as in noise or a hum: by less than STEADY_dB in nine tenths of the blocks."""
+    size = audio.rate_Hz * STEADY_BLOCK_MS // 1000
+    count = len(audio.samples) // size
+    if count < STEADY_BLOCKS:
+        return False
+    power_N = audio.samples[: count * size].reshape(count, size).var(axis=1, dtype=np.float64)
+    quiet, loud = np.percentile(power_N, (5, 95))
+    return bool(loud < quiet * 10 ** (STEADY_dB / 10))
 
 
 def audio_length_s(path: Path) -> tuple[float, int]:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from roundelay.errors import ConfigError, DataError
 from roundelay.speech.adaptation import Adaptation, adapted_speakers
 from roundelay.speech.align import Aligner, Transcripts, aligned
+from roundelay.speech.audio import steady, utterance_audio
 from roundelay.speech.confidence import with_confidences
 from roundelay.speech.config import SpeechConfig
 from roundelay.speech.corpus import Corpus, Utterance
@@ -274,7 +275,7 @@ def transcribed(
 ) -> tuple[dict[Path, Hypothesis], list[str]]:
     """The hypothesis of each audio file, and a line for each problem. Every file is its own speaker, unless `one_speaker`.
 
-    Digital silence has no words: it is not decoded.
+    Digital silence has no words: it is not decoded. Words in steady noise have no confidence.
     """
     speaker = "speaker" if one_speaker else None
     utterances = [Utterance(str(path), path, speaker or str(path), "", "test") for path in dict.fromkeys(files)]
@@ -288,5 +289,8 @@ def transcribed(
         silent |= {detail for kind, detail in found.problems if kind == SILENT}
     heard = [utterance for utterance in utterances if utterance.id not in silent]
     hypotheses = recogniser.recognised_in_passes(base, heard, passes)[-1] if base else {}
+    for name in [each.id for each in heard if each.id in hypotheses and steady(utterance_audio(each))]:
+        problems.append(f"no speech: {name} has a steady loudness, as noise has; its words have no confidence")
+        hypotheses[name] = replace(hypotheses[name], confidences=(0.0,) * len(hypotheses[name].words))
     hypotheses |= dict.fromkeys(silent, NOTHING)
     return {path: hypotheses[str(path)] for path in dict.fromkeys(files) if str(path) in hypotheses}, problems

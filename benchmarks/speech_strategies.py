@@ -2,6 +2,7 @@
 
     python benchmarks/speech_strategies.py --out out/strategies                                # needs AN4
     python benchmarks/speech_strategies.py --out out/strategies-slow --epochs 3 --slow 0:10
+    python benchmarks/speech_strategies.py --out out/straggler --epochs 3 --slow 0:10 --cases allreduce "adpsgd, random ring"
 
 The optimizer is that of the papers, SGD with momentum: the mean of all learners then follows one learner that has the whole
 batch. Adam divides by the noise of a local batch, which is larger, so its steps get smaller with more learners.
@@ -181,6 +182,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/strategies"))
     parser.add_argument("--recipe", default="an4")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    names = [case.name for case in CASES]
+    parser.add_argument(
+        "--cases", nargs="+", default=names, choices=names, metavar="CASE", help=", ".join(map(repr, names))
+    )
     parser.add_argument("--epochs", default="10")
     parser.add_argument(
         "--slow", default="", metavar="LEARNER:FACTOR", help="slow learner, in all cases except the single learner"
@@ -192,6 +197,7 @@ def main() -> None:
         Run(case, seed, arguments.out / f"{case.name.replace(',', '').replace(' ', '-')}-{seed}")
         for seed in arguments.seeds
         for case in CASES
+        if case.name in arguments.cases
     ]
     began = time.monotonic()
     for run in runs:

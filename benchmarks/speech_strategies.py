@@ -41,14 +41,15 @@ class Case:
 
     name: str
     strategy: str
-    topology: str = "random-ring"
+    topology: str = ""  # of strategies that have one
     learners: int = LEARNERS
     group_size: int = 1
 
     @property
     def arguments(self) -> list[str]:
-        words = f"--learners {self.learners} --strategy {self.strategy} --topology {self.topology}"
-        return [*words.split(), "--group-size", str(self.group_size), "--set", f"data.batch={BATCH // self.learners}"]
+        topology = ["--topology", self.topology] if self.topology else []
+        words = f"--learners {self.learners} --strategy {self.strategy} --group-size {self.group_size}"
+        return [*words.split(), *topology, "--set", f"data.batch={BATCH // self.learners}"]
 
 
 SINGLE = Case("single learner", "allreduce", learners=1)
@@ -56,11 +57,11 @@ CASES = (
     SINGLE,
     Case("allreduce", "allreduce"),
     Case("dpsgd, fixed ring", "dpsgd", "ring"),
-    Case("dpsgd, random ring", "dpsgd"),
+    Case("dpsgd, random ring", "dpsgd", "random-ring"),
     Case("adpsgd, fixed ring", "adpsgd", "ring"),
-    Case("adpsgd, random ring", "adpsgd"),
+    Case("adpsgd, random ring", "adpsgd", "random-ring"),
     Case("delay-by-one", "delay-by-one"),
-    Case("2 × 2 super-learners, adpsgd", "adpsgd", group_size=2),
+    Case("2 × 2 super-learners, adpsgd", "adpsgd", "random-ring", group_size=2),
 )
 
 

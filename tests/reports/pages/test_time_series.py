@@ -67,3 +67,25 @@ def test_the_values_of_a_dead_learner_end_when_its_next_row_would_have_been_due(
 def test_every_learner_of_a_very_short_run_has_a_value_from_its_single_row():
     once = [series(learner(10, 1.0 + 0.01 * rank, 1.0, rank)) for rank in range(4)]
     assert values_at(once, "loss", common_times(once)).tolist() == [[1.0]] * 4
+
+
+def test_the_throughput_of_all_learners_does_not_fall_with_the_last_rows_which_have_no_speed():
+    def with_speed(first_s: float, *, stopped_at: int | None = None) -> TimeSeries:
+        rows = [learner(k, first_s + k) | {"samples_per_s": 5.0} for k in range(9)]
+        for last in (8, stopped_at):
+            if last is not None:
+                del rows[last]["samples_per_s"]
+        return series(*rows)
+
+    learners = [with_speed(0.0), with_speed(0.4), with_speed(0.7, stopped_at=3)]
+    total = np.nansum(values_at(learners, "samples_per_s", common_times(learners)), axis=0)
+    assert total.tolist() == [15.0] * 9
+
+
+def test_a_learner_without_figures_for_several_rows_has_none_there():
+    """As the loss of a learner whose steps were skipped, because they were not finite."""
+    rows = [learner(k, float(k)) for k in range(6)]
+    for row in rows[3:5]:
+        del row["loss"]
+    values = values_at([series(*rows)], "loss", np.arange(6.0))[0]
+    assert np.isnan(values).tolist() == [False, False, False, True, True, False]

@@ -106,9 +106,19 @@ def values_at(series: Sequence[TimeSeries], name: str, times: Numbers) -> Number
 
 
 def _at(series: TimeSeries, name: str, times: Numbers) -> Numbers:
-    known = series["elapsed_s"]
+    known, column = series["elapsed_s"], series[name]
     usual_s = np.median(np.diff(known)) if len(known) > 1 else known[0]
     valid_s = 1.5 * float(usual_s)
-    values = np.interp(times, known, series[name])
+    used = ~_alone(np.isnan(column))
+    values = np.interp(times, known[used], column[used])
     values[(times < known[0] - valid_s) | (times > known[-1] + valid_s)] = np.nan
     return values
+
+
+def _alone(missing: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Where a number is missing between two that are there, as in the last row of a run, which has no speed and no loss.
+
+    Taken as NaN, it would make a sum over learners fall at the end of a run, and where a run was resumed.
+    """
+    around = np.pad(missing, 1)
+    return missing & ~around[:-2] & ~around[2:]

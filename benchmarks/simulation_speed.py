@@ -5,6 +5,7 @@ python benchmarks/simulation_speed.py
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -63,6 +64,7 @@ def one_by_one_s(problem: Problem, strategies: list[Strategy]) -> float:
 
 def main() -> None:
     """Interleave repetitions; print the median ratio with its range."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     problem = digits()
     for name, (stacked_of, strategy_of) in STRATEGIES.items():

@@ -24,6 +24,7 @@ RoundelayError
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -136,6 +137,15 @@ class MissingExtraError(RoundelayError, ImportError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._feature, self._extra), vars(self)
+
+
+def check_installed(package: str, feature: str, extra: str) -> None:
+    """Raise MissingExtraError if an optional package is not installed. The package is not imported.
+
+    A command that needs it at its end asks at its beginning, so that no result of a long computation is lost.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtraError(feature, extra)
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import subprocess
 import sys
 
 import pytest
 
 import roundelay
-from roundelay.cli import COMMANDS, RENAMED, main, topology
+from roundelay.cli import COMMANDS, RENAMED, all_commands, build_parser, main, topology
+from roundelay.simulation.problems import digits
 
 
 def test_the_version_is_printed(capsys):
@@ -23,6 +25,19 @@ def test_without_a_command_the_help_lists_them_all(capsys):
     assert main([]) == 0
     out = capsys.readouterr().out
     assert all(command in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", sorted(all_commands(build_parser())))
+def test_the_help_of_a_command_fits_a_terminal_of_80_columns(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    parser = all_commands(build_parser())[command]
+    assert all(len(line) <= 80 for line in parser.format_help().splitlines())
+
+
+def test_the_help_of_a_benchmark_keeps_capitals():
+    said = " ".join(all_commands(build_parser())["bench accelerator"].format_help().split())
+    assert "Whether adpsgd hides" in said
+    assert "emulated without CUDA." in said
 
 
 def test_an_unknown_command_is_refused_with_the_nearest_one(mistake):
@@ -79,6 +94,40 @@ def test_drawing_without_matplotlib_says_what_to_install(mistake, monkeypatch, t
     monkeypatch.setattr(builtins, "__import__", without_matplotlib)
     line = mistake("topology", "ring", "--learners", "8", "--draw", str(tmp_path / "a.svg"))
     assert line.endswith("pip install 'roundelay[plots]'")
+
+
+@pytest.mark.parametrize(
+    ("words", "package", "extra"),
+    [
+        ("bench throughput --plot a.svg", "matplotlib", "plots"),
+        ("bench network --plot a.svg", "matplotlib", "plots"),
+        ("plan --learners 8 --model-bytes 1MB --step-time 1s --plot a.svg", "matplotlib", "plots"),
+        ("topology compare --learners 8 --plot a.svg", "matplotlib", "plots"),
+        ("reproduce rate --out out", "matplotlib", "plots"),
+        ("reproduce rate", "scipy", "analysis"),
+        ("reproduce rate mixing", "sklearn", "digits"),
+        ("train tiny", "sklearn", "digits"),
+        ("train tiny --set metrics.tensorboard=true", "tensorboard", "tensorboard"),
+        ("train imagenet --data .", "PIL", "vision"),
+        ("train an4", "soundfile", "speech"),
+        ("train synth", "espeakng_loader", "synth"),
+        ("train switchboard", "lhotse", "switchboard"),
+        ("simulate synth", "espeakng_loader", "synth"),
+        ("speech corpus synth", "espeakng_loader", "synth"),
+        ("speech corpus manifest .", "soundfile", "speech"),
+        ("bench speech", "soundfile", "speech"),
+    ],
+)
+def test_a_missing_extra_is_named_before_anything_starts(mistake, monkeypatch, tmp_path, words, package, extra):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else find(name, *rest))
+    monkeypatch.chdir(tmp_path)
+    for folder in ("train", "val"):
+        (tmp_path / folder).mkdir()
+    digits.cache_clear()
+    assert mistake(*words.split()).endswith(
+        f"needs the '{extra}' extra; install it with: pip install 'roundelay[{extra}]'"
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roundelay.errors import LaunchError, UsageError
+from roundelay.errors import LaunchError, UsageError, check_installed
 from roundelay.topology.registry import TOPOLOGIES
 from roundelay.training.recipe_files import built_in, summary
 
@@ -60,7 +60,7 @@ def parameter_count(text: str) -> int:
 
 
 def output_path(text: str, endings: Sequence[str] = PICTURES) -> Path:
-    """The path of a file to write, by default of a picture. Its folder must exist.
+    """The path of a file to write, with one of these endings. Its folder must exist.
 
     The file is opened, so that a long computation does not end with a result that cannot be written.
     """
@@ -76,6 +76,13 @@ def output_path(text: str, endings: Sequence[str] = PICTURES) -> Path:
         raise argparse.ArgumentTypeError(f"cannot write '{text}': {error.strerror}; choose another file") from None
     if not existed:
         path.unlink()
+    return path
+
+
+def picture_path(text: str) -> Path:
+    """The path of a picture to write. Raises MissingExtraError without matplotlib."""
+    path = output_path(text)
+    check_installed("matplotlib", "drawing", "plots")
     return path
 
 
@@ -189,7 +196,8 @@ def add_recipe(parser: argparse.ArgumentParser, meaning: str, *, optional: bool)
         textwrap.fill(_recipe_line(name, path, width), 78, subsequent_indent=" " * width)
         for name, path in recipes.items()
     )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # keeps lines as they are, so wrap them here
+    parser.description = textwrap.fill(parser.description or "", 78)
     parser.epilog = f"built-in recipes:\n{listed}"
 
 
@@ -243,14 +251,13 @@ def assignments(words: Iterable[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def add_security(parser: argparse.ArgumentParser) -> None:
+WITH_A_RENDEZVOUS = "the loopback; with a rendezvous elsewhere, the interface that leads there"
+
+
+def add_security(parser: argparse.ArgumentParser, default_host: str = WITH_A_RENDEZVOUS) -> None:
     """Declare the options of commands that listen for connections."""
     add = parser.add_argument
-    add(
-        "--host",
-        metavar="ADDRESS",
-        help="the interface to listen on (default: the loopback; with a rendezvous elsewhere, the interface that leads there)",
-    )
+    add("--host", metavar="ADDRESS", help=f"the interface to listen on (default: {default_host})")
     add(
         "--secret-file",
         type=Path,

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from roundelay.cli import bench_accelerator, bench_exchange, bench_network, bench_speech
-from roundelay.cli.arguments import duration, more_than_0, output_path, parameter_count, positive_int
+from roundelay.cli.arguments import duration, more_than_0, parameter_count, picture_path, positive_int
 from roundelay.cli.tables import new_table, say_duration, show
 from roundelay.errors import UsageError
 
@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the benchmarks and their options."""
     sub = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     parsers = {
-        name: sub.add_parser(name, help=text, description=text.capitalize() + ".") for name, text in SUMMARIES.items()
+        name: sub.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        for name, text in SUMMARIES.items()
     }
     bench_exchange.add_arguments(parsers["exchange"])
     bench_speech.add_arguments(parsers["speech"])
@@ -88,7 +89,7 @@ def _add_throughput_arguments(parser: argparse.ArgumentParser) -> None:
         help="time to measure, per case and repetition (default 4s)",
     )
     add("--repetitions", type=positive_int, default=5, metavar="R", help="how often to measure each case (default 5)")
-    add("--plot", type=output_path, metavar="FILE", help="draw a bar chart (.svg, .png, .pdf)")
+    add("--plot", type=picture_path, metavar="FILE", help="draw a bar chart (.svg, .png, .pdf)")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from roundelay.cli.arguments import duration, more_than_0, output_path, positive_int, slowdown, whole_number
+from roundelay.cli.arguments import (
+    duration,
+    more_than_0,
+    output_path,
+    picture_path,
+    positive_int,
+    slowdown,
+    whole_number,
+)
 from roundelay.cli.tables import new_table, say_duration, show
 from roundelay.errors import UsageError
 
@@ -46,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="add the rows to this JSON file, to measure piece by piece",
     )
-    add("--plot", type=output_path, metavar="FILE", help="draw bars, and losses over time (.svg, .png, .pdf)")
+    add("--plot", type=picture_path, metavar="FILE", help="draw bars, and losses over time (.svg, .png, .pdf)")
     parser.set_defaults(call=run)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from roundelay.cli.arguments import duration, more_than_0
 from roundelay.cli.tables import new_table, say, show
+from roundelay.errors import check_installed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +34,7 @@ def run(args: argparse.Namespace) -> None:
     from roundelay.cli.bench import print_json
     from roundelay.training.run_result import RunResult
 
+    check_installed("soundfile", "reading and writing audio", "speech")
     if args.run_folder is not None:
         RunResult.read(args.run_folder)  # refuses a folder without a finished run before the measurements
     rows = []

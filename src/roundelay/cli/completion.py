@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from roundelay.cli.arguments import output_path
+from roundelay.cli.arguments import output_path, picture_path
 
 SHELLS = {
     "bash": 'eval "$(roundelay completion bash)"',
@@ -33,6 +33,6 @@ def run(args: argparse.Namespace) -> None:
         for action in command._actions:
             if hasattr(action, "known"):
                 action.complete = shtab.cmd("printf '%s\\n' " + " ".join(action.known))  # type: ignore[attr-defined]
-            elif action.type in (Path, output_path):
+            elif action.type in (Path, output_path, picture_path):
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(parser, args.shell))

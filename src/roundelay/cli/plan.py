@@ -13,7 +13,7 @@ from roundelay.cli.arguments import (
     duration,
     more_than_0,
     number,
-    output_path,
+    picture_path,
     positive_int,
     slowdown,
 )
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="steps of an epoch with one learner; adds times per epoch",
     )
     add("--papers", action="store_true", help="only show the papers' published hours beside the predicted ones")
-    add("--plot", type=output_path, metavar="FILE", help="plot speed-up and efficiency (.svg, .png, .pdf)")
+    add("--plot", type=picture_path, metavar="FILE", help="plot speed-up and efficiency (.svg, .png, .pdf)")
     add("--json", action="store_true", help="print JSON: every candidate, best first, and every point of the scaling")
 
 

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=port, default=29400, metavar="PORT", help="the port to listen on (default: 29400)"
     )
-    add_security(parser)
+    add_security(parser, default_host="the loopback")
 
 
 def run(args: argparse.Namespace) -> int:

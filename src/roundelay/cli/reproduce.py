@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from roundelay.cli.arguments import known, make_folder, positive_int, whole_number
 from roundelay.cli.tables import new_table, say, show
-from roundelay.errors import UsageError, unknown
+from roundelay.errors import UsageError, check_installed, unknown
 
 if TYPE_CHECKING:
     from roundelay.papers import Claim, Finding
@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> None:
             raise UsageError(unknown("claim", name, CLAIM_NAMES))
     if args.out:
         make_folder(args.out, "--out")
+        check_installed("matplotlib", "a plot of each claim", "plots")
+    check_installed("scipy", "a confidence interval", "analysis")
     documents: list[dict[str, Any]] = []
     interrupted = False
     try:
@@ -74,6 +76,8 @@ def _test_all(args: argparse.Namespace, documents: list[dict[str, Any]]) -> None
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     names = args.claims or CLAIM_NAMES
+    for name in names:
+        CLAIMS[name].check()
     console = Console(stderr=True)
     minutes = sum(CLAIMS[name].seed_s for name in names) * args.seeds / 60
     console.print(

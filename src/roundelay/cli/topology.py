@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from roundelay.cli.arguments import known, output_path, positive_int, whole_number
+from roundelay.cli.arguments import known, picture_path, positive_int, whole_number
 from roundelay.cli.tables import new_table, say, show, text
 from roundelay.errors import MissingExtraError, TopologyError
 from roundelay.topology import TOPOLOGIES, Mixing, Spectrum, every, family, spectrum
@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="degree of base-graph, below the number of learners (default 1)",
     )
-    add("--draw", type=output_path, metavar="FILE", help="draw the graph (.svg, .png, .pdf)")
-    add("--plot", type=output_path, metavar="FILE", help="with compare: plot the gap against the number of learners")
+    add("--draw", type=picture_path, metavar="FILE", help="draw the graph (.svg, .png, .pdf)")
+    add("--plot", type=picture_path, metavar="FILE", help="with compare: plot the gap against the number of learners")
     add("--json", action="store_true", help="print JSON")
 
 

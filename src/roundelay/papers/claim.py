@@ -116,6 +116,7 @@ class Claim:
         differs: how the setting differs from that of the papers.
         seed_s: about how many seconds one seed takes on one core of our machine.
         experiment: (seeds, progress) -> the finding.
+        check: called before the experiment of any claim begins; raises what this one would raise if something is missing.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Claim:
     differs: str
     seed_s: float
     experiment: Callable[[Sequence[int], Progress], Finding] = field(repr=False)
+    check: Callable[[], object] = field(default=lambda: None, repr=False)
 
     def document(self, finding: Finding, seeds: Sequence[int], cpu_s: float) -> dict[str, Any]:
         """The claim and its finding as a dictionary that can be written as JSON."""

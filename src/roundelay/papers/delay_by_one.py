@@ -147,4 +147,5 @@ CLAIM = Claim(
     "(the figure with all of it hidden is given too)",
     seed_s=2.6,
     experiment=experiment,
+    check=digits,
 )

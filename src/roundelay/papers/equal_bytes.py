@@ -120,4 +120,5 @@ CLAIM = Claim(
     differs="the papers compare the random ring with the fixed ring and with allreduce only, and not at equal bytes",
     seed_s=8.4,
     experiment=experiment,
+    check=digits,
 )

@@ -107,4 +107,5 @@ CLAIM = Claim(
     differs="a 2,410-parameter MLP on 1,497 digits instead of a 43 M-parameter LSTM on 2,000 hours of speech",
     seed_s=9.5,
     experiment=experiment,
+    check=digits,
 )

@@ -179,4 +179,5 @@ CLAIM = Claim(
     "of 16 GPUs that trained an LSTM on speech",
     seed_s=21,
     experiment=experiment,
+    check=digits,
 )

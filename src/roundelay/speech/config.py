@@ -10,7 +10,7 @@ from roundelay.errors import ConfigError, DataError, unknown
 from roundelay.speech.adaptation import KINDS, LOGMEL, IvectorConfig
 from roundelay.speech.augment import AugmentConfig
 from roundelay.speech.cache import find_corpus
-from roundelay.speech.corpora.catalogue import FROM_DATA_FOLDER, NAMES, NEED_A_FOLDER
+from roundelay.speech.corpora.catalogue import FROM_DATA_FOLDER, NAMES, NEED_A_FOLDER, check_extra
 from roundelay.speech.features import FeatureConfig
 from roundelay.speech.model import ModelConfig
 from roundelay.training.config import TaskConfig, at_least
@@ -91,7 +91,11 @@ def check(config: SpeechConfig) -> None:
 
 
 def check_data(config: SpeechConfig) -> None:
-    """Raise ConfigError if data that the settings name are not there. The corpus is located, but not read."""
+    """Raise ConfigError if data that the settings name are not there, and MissingExtraError if their libraries are not.
+
+    The corpus is located, but not read.
+    """
+    check_extra(config.corpus)
     if config.corpus in NEED_A_FOLDER and not config.data:
         raise ConfigError(f"settings.data is empty; a {config.corpus} corpus needs its folder (--data DIR)")
     if config.data and not Path(config.data).exists():

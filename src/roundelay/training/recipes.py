@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from roundelay import plugins
-from roundelay.errors import ConfigError, unknown
+from roundelay.errors import ConfigError, check_installed, unknown
 from roundelay.strategies.registry import takes_option
 from roundelay.topology.registry import named
 from roundelay.training.config import Config, with_settings
@@ -73,7 +73,8 @@ def task_class(name: str) -> type[Task]:
 def resolve(table: Mapping[str, Any], settings: Iterable[tuple[str, str]] = (), *, data: bool = True) -> Config:
     """The checked configuration of a table, changed by (key, text) pairs from the command line.
 
-    Raises ConfigError for any setting that cannot work; with `data`, also if the data that a run needs are not there.
+    Raises ConfigError for any setting that cannot work; with `data`, also if the data that a run needs are not there, and
+    MissingExtraError if a library is not installed.
     """
     settings = list(settings)
     values = dict(table) | {key: text for key, text in settings if key == "task"}
@@ -88,6 +89,8 @@ def resolve(table: Mapping[str, Any], settings: Iterable[tuple[str, str]] = (), 
             "or choose another strategy, such as dpsgd"
         )
     if data:
+        if config.metrics.tensorboard:
+            check_installed("tensorboard", "TensorBoard output", "tensorboard")
         task_class(config.task).check_data(config.settings)
     return config
 

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from roundelay.errors import DataError
+from roundelay.errors import DataError, check_installed
 from roundelay.training.config import TaskConfig, at_least
 from roundelay.vision import transforms
 from roundelay.vision.classification import EVALUATION_BATCH, Classification, Images
@@ -64,12 +64,13 @@ class ImageNet(Classification):
 
     @classmethod
     def check_data(cls, config: ImageNetConfig) -> None:
-        """Raise DataError unless there are folders for training and validation."""
+        """Raise DataError unless there are folders for training and validation, and MissingExtraError without Pillow."""
         if not config.data:
             raise DataError("ImageNet needs its folder, which has train/ and val/; give it with --data")
         for folder in (Path(config.data).expanduser() / "train", Path(config.data).expanduser() / "val"):
             if not folder.is_dir():
                 raise DataError(f"there is no folder {folder}; it should have one folder per class, with images")
+        check_installed("PIL", "reading images", "vision")
 
     def __len__(self) -> int:
         return len(self.train)

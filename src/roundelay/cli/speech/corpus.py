@@ -73,7 +73,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raise UsageError for options that the kind of corpus does not have."""
+    """Raise UsageError for options that the kind of corpus does not have, and MissingExtraError without its libraries."""
+    from roundelay.speech.corpora.catalogue import check_extra
+
     kind = args.kind
     if kind in _FOLDER_KINDS and args.folder is None:
         raise UsageError(f"`speech corpus {kind}` needs a folder: roundelay speech corpus {kind} DIR")
@@ -89,6 +91,7 @@ def _check(args: argparse.Namespace) -> None:
     for option, kinds in owners.items():
         if getattr(args, option) not in (None, False) and kind not in kinds:
             raise UsageError(f"--{option.replace('_', '-')} goes with `speech corpus {'|'.join(kinds)}`")
+    check_extra(kind)
 
 
 def _corpus(args: argparse.Namespace) -> Corpus:

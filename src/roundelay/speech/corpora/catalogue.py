@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from roundelay.errors import DataError, unknown
+from roundelay.errors import DataError, check_installed, unknown
 from roundelay.speech.corpora.an4 import an4
 from roundelay.speech.corpora.fsdd import fsdd
 from roundelay.speech.corpora.kaldi import kaldi
@@ -24,6 +24,15 @@ FROM_DATA_FOLDER: dict[str, Callable[[Path | None], Corpus]] = {
 }
 NEED_A_FOLDER = ("manifest", "kaldi")
 NAMES = ("synth", *FROM_DATA_FOLDER, *NEED_A_FOLDER)
+
+
+def check_extra(name: str) -> None:
+    """Raise MissingExtraError if the libraries are not installed that a corpus of this name needs."""
+    if name == "synth":
+        check_installed("espeakng_loader", "synthetic speech", "synth")
+    if name == "switchboard":
+        check_installed("lhotse", "reading Switchboard", "switchboard")
+    check_installed("soundfile", "reading and writing audio", "speech")
 
 
 def corpus(name: str, data: Path | None = None, *, allow_pipes: bool = False) -> Corpus:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-from roundelay.errors import DataError
+from roundelay.errors import DataError, check_installed
 from roundelay.speech.cache import cache_folder, fingerprint, locked
 from roundelay.speech.corpora.manifest import manifest, write_manifest
 from roundelay.speech.corpus import Corpus
@@ -49,6 +49,7 @@ def synth(
 
 
 def _versions() -> tuple[str, ...]:
+    check_installed("espeakng_loader", "synthetic speech", "synth")
     return tuple(version(name) for name in ("espeakng-loader", "numpy"))
 
 
@@ -70,6 +71,7 @@ def _is_there(folder: Path, config: SynthConfig) -> bool:
 
 def _make(folder: Path, config: SynthConfig, workers: int, progress: Progress | None) -> None:
     """Generate shards until the hours are reached. Utterances beyond the hours are deleted."""
+    versions = _versions()
     for name in ("align", "lexicon"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder / "audio", ignore_errors=True)
@@ -92,7 +94,7 @@ def _make(folder: Path, config: SynthConfig, workers: int, progress: Progress | 
     for kind in ("phones", "words"):
         write_ctm(folder / "align" / f"{kind}.ctm", {row["id"]: segments(row[kind]) for row in rows})
     (folder / "lexicon" / "synth.dic").write_text(dictionary())
-    (folder / RECORD).write_text(json.dumps({"config": asdict(config), "versions": _versions()}, indent=2) + "\n")
+    (folder / RECORD).write_text(json.dumps({"config": asdict(config), "versions": versions}, indent=2) + "\n")
 
 
 def _shards(folder: Path, config: SynthConfig, workers: int) -> Iterator[list[Row]]:

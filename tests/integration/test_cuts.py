@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import time
 
 import pytest
 from commands import Command, logs_of, rows_of
-from machines import machines
+from machines import cut, inside, machines
 
 from roundelay.transport.heartbeats import LOST_AFTER_S
 
@@ -19,25 +20,25 @@ EPOCHS = 200
 
 @contextlib.contextmanager
 def run_on_two_machines(strategy, folder):
-    """Two learners each on machines 2 and 3; the rendezvous is on machine 1."""
+    """Two learners each on two machines, which the test may cut; the rendezvous is on a third one."""
     secret = folder.parent / "secret"
     secret.write_text("5e" * 32)
     common = ["--secret-file", secret, "--open-collectives"]
-    with machines(3) as lan, contextlib.ExitStack() as running:
+    with machines(3) as (center, left, right), contextlib.ExitStack() as running:
 
         def start(machine, *words):
-            words = [*words, "--host", lan.address(machine), *common]
-            command = Command(*words, inside=lan.inside(machine), PACED_FOLDER=str(folder.parent))
+            words = [*words, "--host", machine.address, *common]
+            command = Command(*words, inside=inside(machine), PACED_FOLDER=str(folder.parent))
             return running.enter_context(command)
 
-        rendezvous = start(1, "rendezvous", "--port", 0)
+        rendezvous = start(center, "rendezvous", "--port", 0)
         rendezvous.wait_for(lambda: "rendezvous: " in rendezvous.said(), "address")
         at = re.search(r"rendezvous: (.*)\n", rendezvous.said())[1]
         options = ["--learners", 4, "--strategy", strategy, "--epochs", EPOCHS, "--rendezvous", at, "--here", 2]
         words = ["train", "paced_digits:PacedDigits", *options, "--out", folder]
-        one = start(2, *words)
+        one = start(left, *words)
         one.wait_for((folder / "config.toml").exists, "directory")
-        yield lan, one, start(3, *words)
+        yield functools.partial(cut, left, right), one, start(right, *words)
 
 
 def metrics_of(folder, kind):
@@ -55,9 +56,9 @@ def steps_of(folder):
 
 def test_asynchronous_exchanges_across_a_cut_resume_when_it_heals(tmp_path):
     folder = tmp_path / "run"
-    with run_on_two_machines("adpsgd", folder) as (lan, one, other):
+    with run_on_two_machines("adpsgd", folder) as (cut_link, one, other):
         one.wait_for(lambda: all_train(folder), "training")
-        with lan.cut(2, 3):
+        with cut_link():
             one.wait_for(lambda: "unreachable" in dict(all_events(folder)), "unreachable learner", 60)
             before = steps_of(folder)
             time.sleep(3)
@@ -95,9 +96,9 @@ def grown(before, after):
 @pytest.mark.parametrize("strategy", ["dpsgd", "allreduce"])
 def test_synchronous_learners_go_on_in_one_part_and_come_together_when_the_cut_heals(tmp_path, strategy):
     folder = tmp_path / "run"
-    with run_on_two_machines(strategy, folder) as (lan, one, other):
+    with run_on_two_machines(strategy, folder) as (cut_link, one, other):
         one.wait_for(lambda: all_train(folder), "training")
-        with lan.cut(2, 3):
+        with cut_link():
             time.sleep(LOST_AFTER_S + 10)
             before = steps_of(folder)
             one.wait_for(lambda: len(grown(before, steps_of(folder))) == 2, "steps of one part", 60)

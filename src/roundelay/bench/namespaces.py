@@ -22,6 +22,7 @@ INTERFACE = "eth0"  # inside a namespace
 NEEDED = ("ip", "tc", "unshare", "setpriv")
 BURST_BYTES = 131072  # sent at full speed before the limit applies: two of the largest segments
 QUEUE_MS = 50  # what a link buffers
+SUBNET = "10.213.7"  # inside of namespaces only, so that several processes may use it at once
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def check_available() -> None:
 
 
 @contextmanager
-def machines(count: int, *, subnet: str = "10.213.7") -> Iterator[list[Machine]]:
+def machines(count: int) -> Iterator[list[Machine]]:
     """`count` machines that reach each other over a bridge. They are gone when the block ends.
 
     Machines that a killed process has left behind are removed first.
@@ -64,16 +65,18 @@ def machines(count: int, *, subnet: str = "10.213.7") -> Iterator[list[Machine]]
         _run("ip", "link", "add", bridge, "type", "bridge")
         _run("ip", "link", "set", bridge, "up")
         for number in range(count):
-            machine = Machine(f"{bridge}n{number}", f"{subnet}.{number + 1}")
+            machine = Machine(f"{bridge}n{number}", f"{SUBNET}.{number + 1}")
             made.append(machine)
             _add(machine, bridge, number)
         yield made
     finally:
-        _remove(bridge, [machine.name for machine in made])
+        _remove(bridge, made)
 
 
-def _remove(bridge: str, names: Sequence[str]) -> None:
-    for command in (*(["ip", "netns", "del", name] for name in names), ["ip", "link", "del", bridge]):
+def _remove(bridge: str, made: Sequence[Machine]) -> None:
+    # Links first: a namespace keeps its end until its last process has ended, and the name would still be taken.
+    links = [["ip", "link", "del", name] for name in (*map(_outside, made), bridge)]
+    for command in (*links, *(["ip", "netns", "del", machine.name] for machine in made)):
         subprocess.run(command, check=False, capture_output=True)
 
 
@@ -82,7 +85,7 @@ def _remove_leftovers() -> None:
     listed = subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True).stdout
     for name, bridge, process in re.findall(rf"^(({PREFIX}(\d+))n\d+)\b", listed, re.MULTILINE):
         if not Path("/proc", process).exists():
-            _remove(bridge, [name])
+            _remove(bridge, [Machine(name, "")])
 
 
 def _add(machine: Machine, bridge: str, number: int) -> None:

@@ -205,7 +205,7 @@ def test_commands_work_as_written(name, folder):
             env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
         assert ended.returncode == 0, f"`{line}` fails: {ended.stderr[-2000:]}"
@@ -238,6 +238,16 @@ def test_the_home_page_leads_to_every_page():
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} - {"index.md"}
     linked = re.findall(r"\]\(([^)#\s]+\.md)\)", (ROOT / "docs" / "index.md").read_text())
     assert pages - set(linked) == set()
+
+
+def test_the_navigation_has_the_headings_and_the_order_of_the_home_page():
+    home = (ROOT / "docs" / "index.md").read_text()
+    wanted = re.findall(
+        r"^\| \*\*(.+)\*\* \| \|$|\]\(([^)#\s]+\.md)\)", home.partition("## What do you want")[2], re.MULTILINE
+    )
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2].partition(": index.md\n")[2]
+    found = re.findall(r"^  - (.+):$|: (\S+\.md)$", nav, re.MULTILINE)
+    assert found == wanted
 
 
 @pytest.mark.parametrize("page", [*TOP_PAGES, *sorted((ROOT / "docs").rglob("*.md"))], ids=name_of)

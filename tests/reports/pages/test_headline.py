@@ -71,6 +71,16 @@ def test_a_run_that_never_improved_gives_no_comparison(read):
     assert same_loss(runs) is None
 
 
+def test_a_run_that_has_the_loss_at_its_first_evaluation_has_taken_at_most_so_long(read):
+    """As an asynchronous run, whose first mean model is evaluated when the slowest learner has saved."""
+    fast, slow = read(SyntheticRun(), SyntheticRun("allreduce"))
+    for run, evaluations in ((fast, [(2.5, 0.3), (3.7, 0.2)]), (slow, [(10.0, 0.5), (20.0, 0.4)])):
+        run.evaluations.clear()
+        for second, loss in evaluations:
+            run.add({"kind": "evaluation", "split": "valid", "elapsed_s": second, "samples_seen": second, "loss": loss})
+    assert headline([fast, slow]) == "adpsgd-0 at most 2.5 s, allreduce-1 20.0 s to the same validation loss (0.4)."
+
+
 def test_a_run_without_evaluations_gives_no_comparison(read):
     runs = read(SyntheticRun(), SyntheticRun())
     runs[0].evaluations.clear()

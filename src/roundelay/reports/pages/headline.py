@@ -15,29 +15,38 @@ MOST_NAMED = 6  # runs in the sentence; of more runs it has the first and the la
 
 @dataclass(frozen=True)
 class SameLoss:
-    """The lowest validation loss that all runs have reached, and the seconds that each run needed for it."""
+    """The lowest validation loss that all runs have reached, and the seconds that each run needed for it.
+
+    A run that has it at its `first` evaluation already may have reached it earlier.
+    """
 
     loss: float
     seconds: tuple[float, ...]
+    first: tuple[bool, ...]
+
+    def told(self, index: int) -> str:
+        """The time of a run in words."""
+        return "at most " * self.first[index] + duration(self.seconds[index])
 
 
 def same_loss(runs: Sequence[Run]) -> SameLoss | None:
     """What the runs have in common; None if there is nothing to compare.
 
     A run has reached a loss at the first evaluation of its mean model that is not above it. Losses of different tasks are
-    not comparable, and a loss that a run had at its first evaluation already says nothing about training.
+    not comparable, and the run that is last to reach the loss must have come there by training: not at its first evaluation.
     """
     tasks = {str(run.config.get("task")) for run in runs}
     curves = [run.evaluations.get("valid") for run in runs]
     if len(runs) < 2 or len(tasks) > 1 or any(curve is None or "loss" not in curve for curve in curves):
         return None
     losses = [curve["loss"] for curve in curves if curve is not None]
-    target = max(float(np.nanmin(values)) for values in losses)
+    lowest = [float(np.nanmin(values)) for values in losses]
+    target = max(lowest)
     reached = [int(np.argmax(values <= target)) for values in losses]
-    if 0 in reached:
+    if reached[lowest.index(target)] == 0:
         return None
     times = (curve["elapsed_s"][first] for curve, first in zip(curves, reached, strict=True) if curve is not None)
-    return SameLoss(target, tuple(map(float, times)))
+    return SameLoss(target, tuple(map(float, times)), tuple(first == 0 for first in reached))
 
 
 def headline(runs: Sequence[Run]) -> str:
@@ -47,16 +56,12 @@ def headline(runs: Sequence[Run]) -> str:
     common = same_loss(runs)
     if common is None:
         return ""
-    named = list(zip([run.name for run in runs], common.seconds, strict=True))
+    named = list(range(len(runs)))
     if len(named) > MOST_NAMED:
-        named = [max(named, key=_seconds), min(named, key=_seconds)]
-    times = ", ".join(f"{name} {duration(seconds)}" for name, seconds in named)
+        named = [max(named, key=common.seconds.__getitem__), min(named, key=common.seconds.__getitem__)]
+    times = ", ".join(f"{runs[index].name} {common.told(index)}" for index in named)
     which = "" if len(runs) <= MOST_NAMED else f"Of {len(runs)} runs, the slowest and the fastest: "
     return f"{which}{times} to the same validation loss ({figure(common.loss)})."
-
-
-def _seconds(named: tuple[str, float]) -> float:
-    return named[1]
 
 
 def _ending(run: Run) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from roundelay.reports.pages.charts import colour
 from roundelay.reports.pages.formats import MISSING, config_value, count, duration, figure
-from roundelay.reports.pages.headline import same_loss
+from roundelay.reports.pages.headline import SameLoss, same_loss
 from roundelay.reports.pages.markup import Html, join, tag
 from roundelay.reports.pages.run import SPLITS, Run
 from roundelay.reports.pages.time_series import number
@@ -48,11 +48,7 @@ def results(runs: Sequence[Run]) -> Html:
             _cell(run.elapsed_s, duration),
             _cell(run.samples, count),
             _cell(run.samples / run.elapsed_s if run.elapsed_s > 0 else math.nan, figure),
-            *(
-                [_cell(common.seconds[index], duration, best=common.seconds[index] == min(common.seconds))]
-                if common
-                else []
-            ),
+            *([_time_to(common, index)] if common else []),
             *(
                 _cell(run.figure(*column), figure, best=figure(run.figure(*column)) == best[column])
                 for column in columns
@@ -61,6 +57,11 @@ def results(runs: Sequence[Run]) -> Html:
         for index, run in enumerate(runs)
     ]
     return table(heads, rows, class_="results")
+
+
+def _time_to(common: SameLoss, index: int) -> Html:
+    seconds = common.seconds[index]
+    return _cell(seconds, lambda _: common.told(index), best=seconds == min(common.seconds))
 
 
 def _figures(runs: Sequence[Run], split: str) -> list[str]:

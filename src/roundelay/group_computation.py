@@ -45,12 +45,26 @@ def together(
             raise
         except (ConnectionError, MembershipChangedError, RuntimeError) as error:
             log.warning("learner %d computes again with all living learners: %s", group.id, error)
-        after = group.gather(bool(result))
+        after = _success_of_all(group, learner.transport, bool(result))
         if after.membership.living == living and all(after.values.values()):
             return result[0]
         group.grouped = {}  # a collective that failed may still be under way in the old group
         if not learner.strategy.reforms_alone:
             raise MembershipChangedError("a learner was lost while all computed together")
+
+
+def _success_of_all(group: ElasticGroup, transport: Transport, succeeded: bool) -> View:  # noqa: FBT001
+    """Whether each learner has its result.
+
+    If the collective has failed here, because a connection to one peer broke, the others may wait in it for this learner for
+    ever. Those that do not come here are told so. That breaks the connections to them, which heal by themselves.
+    """
+    while True:
+        try:
+            return group.gather(succeeded, None if succeeded else RETRY_S)
+        except MissingLearnersError as error:
+            for peer in error.learners:
+                transport.give_up(peer, "a computation of all learners has failed here")
 
 
 def _cut_off(transport: Transport, view: View) -> list[int]:

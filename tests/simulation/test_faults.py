@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from roundelay import consensus, group_computation
+from roundelay import consensus, group_computation, waiting
 from roundelay.cli import main
 from roundelay.cluster.rendezvous.awaited_replies import AwaitedReplies
 from roundelay.cluster.rendezvous.barrier import Barrier
@@ -41,6 +41,7 @@ from roundelay.transport import simulated_call
 from roundelay.transport.heartbeats import Heartbeats
 
 FIXED_SEEDS = 500
+BARRIER = consensus._barrier
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +115,25 @@ def test_a_run_goes_on_after_all_learners_have_stood_still(strategy, freezes):
     late = [each for each in world.participants.values() if not each.finished]
     assert len(late) <= 1  # the others may have finished the run before the last one has woken
     assert all("all have finished" in str(each.ended.exception()) for each in late)
+
+
+@pytest.mark.parametrize("strategy", ["adpsgd", "local-sgd"])
+def test_learners_that_lose_each_other_during_a_consensus_do_not_hold_up_the_others(strategy, monkeypatch):
+    mean = consensus._mean_weights
+
+    def slow_mean(*args):
+        waiting.sleep(10.0)  # longer than heartbeats may be missing
+        return mean(*args)
+
+    monkeypatch.setattr(consensus, "_mean_weights", slow_mean)
+    began = []
+    monkeypatch.setattr(consensus, "_barrier", lambda *args: (BARRIER(*args), began.append(waiting.now())))
+    undisturbed = FaultWorld(Schedule(1, "liveness", strategy, 3, "complete", 4, 0.01, False, ()))
+    assert undisturbed.run() == []
+    cut = SimulatedFault(began[0] + 1.0, "cut", 0, 1, until_s=began[0] + 15.0)
+    world = FaultWorld(replace(undisturbed.schedule, faults=(cut,)))
+    assert world.run() == []
+    assert all(each.finished for each in world.participants.values())
 
 
 @pytest.mark.parametrize("seed", range(6))

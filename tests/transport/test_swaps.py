@@ -19,8 +19,8 @@ class Pushes:
     def __call__(self, peer, swap):
         return self.futures.setdefault((swap.round, peer), Future())
 
-    def give_up(self, peer, error):
-        self.given_up.append((peer, str(error)))
+    def give_up(self, peer, reason):
+        self.given_up.append((peer, reason))
 
     def sent(self, round, peer, error=None):
         self.futures[round, peer].set_exception(error) if error else self.futures[round, peer].set_result(None)
@@ -93,7 +93,7 @@ def test_a_peer_that_cannot_be_given_the_final_weights_is_given_up():
     swaps.finish(torch.zeros(1), {1, 2})
     swaps.target(9, 2)
     pushes.sent(9, 2, ConnectionError("broken"))
-    assert pushes.given_up == [(2, "broken")]
+    assert pushes.given_up == [(2, "its final weights could not be sent: broken")]
 
 
 def test_finish_is_done_when_all_learners_have_finished_in_any_order():

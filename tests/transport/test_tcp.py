@@ -332,6 +332,15 @@ def test_a_slower_learner_does_not_wait_for_final_weights_that_cannot_be_sent():
         assert "it gave up (its final weights could not be sent" in error.reason
 
 
+def test_a_peer_that_waits_in_vain_is_told_so_and_loses_us():
+    with loopback(2) as (a, b):
+        waiting = b._liveness.depending_on((0, 1))  # as a collective that needs learner 0
+        a.give_up(1, "the sum has failed here")
+        error = waiting.exception(PATIENCE_S)
+        assert isinstance(error, PeerLostError)
+        assert (error.peer, error.reason) == (0, "it gave up (the sum has failed here)")
+
+
 def test_a_learner_that_has_finished_does_not_wait_for_a_peer_that_it_loses():
     with loopback(2) as (a, _):
         finished = a.finish(a.allocate(8), (0, 1))

@@ -229,6 +229,11 @@ class ElasticTransport(ConnectedTransport):
             self._say(other, lambda other=other: other._peer_closed(self, ENDED))  # type: ignore[misc]
         super().lose(peer, reason)
 
+    def give_up(self, peer: int, reason: str) -> None:
+        """As the failure detector does."""
+        if link := self._links.get(peer):
+            self._say(link, lambda: link._peer_closed(self, f"{GAVE_UP} ({reason})"))
+
     def _shut_down(self, peer: int) -> list[ElasticTransport]:
         """Close all connections for requests; returns the transports at their other ends."""
         self._opened[peer] = self._opened.get(peer, 0) + 1

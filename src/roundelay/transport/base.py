@@ -237,6 +237,9 @@ class Transport(ABC):
     def lose(self, peer: int, reason: str) -> None:
         """`peer` is gone: futures that depend on it fail, and listeners are told."""
 
+    def give_up(self, peer: int, reason: str) -> None:
+        """Tell `peer` that what it waits for will not come from us, so that it does not wait for ever: it loses us."""
+
     def keep_reaching(self, wanted: Callable[[], Iterable[int]], report: Callable[[int, bool], None]) -> None:
         """Connect again and again to peers of `wanted()` that are lost, if this transport can. For asynchronous exchanges.
 

@@ -25,12 +25,10 @@ class Swaps:
 
     Args:
         push: sends our part of a swap to a peer, in a thread of its own.
-        give_up: (peer, error): called if a peer that still swaps after we have finished could not be answered.
+        give_up: (peer, reason): called if a peer that still swaps after we have finished could not be answered.
     """
 
-    def __init__(
-        self, push: Callable[[int, Swap], Future[None]], give_up: Callable[[int, BaseException], None]
-    ) -> None:
+    def __init__(self, push: Callable[[int, Swap], Future[None]], give_up: Callable[[int, str], None]) -> None:
         self._push, self._give_up = push, give_up
         self._changed = threading.Condition()
         self._posted: dict[int, _Posted] = {}
@@ -73,7 +71,7 @@ class Swaps:
 
     def _final_sent(self, peer: int, error: BaseException | None) -> None:
         if error is not None:
-            self._give_up(peer, error)
+            self._give_up(peer, f"its final weights could not be sent: {error}")
 
     def received(self, round: int, peer: int) -> None:
         """A push of `peer` has arrived in full."""

@@ -64,7 +64,7 @@ class TcpTransport(Transport):
         self._collectives = GuardedCollectives(collectives, self._liveness, self.traffic)
         self._connections = Connections(rank, host, security, self._liveness, self.lose)
         self._requests = Requests(self, self._connections, self._memory, host)
-        self._swaps = Swaps(functools.partial(self._requests.submit, self._requests.push), self._give_up)
+        self._swaps = Swaps(functools.partial(self._requests.submit, self._requests.push), self.give_up)
         self._calls = CallServer(self)
         self._receiver = Receiver(self, self._swaps, self._calls)
         self._detector = FailureDetector(self._detected)
@@ -113,10 +113,6 @@ class TcpTransport(Transport):
         future = self._liveness.depending_on(tuple(swap.incoming))
         self._swaps.start(swap, future)
         return future
-
-    def _give_up(self, peer: int, error: BaseException) -> None:
-        """Tell `peer`, which waits for our final weights, that they cannot be sent, so that it does not wait for ever."""
-        self._detector.give_up(peer, f"its final weights could not be sent: {error}")
 
     def finish(self, final: Tensor, members: tuple[int, ...]) -> Future[None]:
         """Keep answering swaps until every member has finished or is gone."""
@@ -172,6 +168,10 @@ class TcpTransport(Transport):
             self._connections.shut_down(peer)
             if not closed:
                 self._tell_lost(peer, reason)
+
+    def give_up(self, peer: int, reason: str) -> None:
+        """Say goodbye to `peer` over its connection for heartbeats; it then closes its connections to us."""
+        self._detector.give_up(peer, reason)
 
     def keep_reaching(self, wanted: Callable[[], Iterable[int]], report: Callable[[int, bool], None]) -> None:
         """Connect again and again to peers of `wanted()` that are lost, in a thread."""

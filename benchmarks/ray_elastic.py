@@ -21,12 +21,11 @@ import threading
 import time
 from pathlib import Path
 
-import ray
 import torch
 from torch import nn
 
 import roundelay
-from roundelay.integrations.ray import run
+from roundelay.errors import check_installed
 from roundelay.training.run_directory import machine
 
 WORKERS, STEP_S, SAVE_EVERY, KILL_AFTER = 3, 0.05, 20, 55
@@ -96,6 +95,8 @@ def with_ray_train(config: dict[str, str]) -> None:
 
 def train_by_roundelay(folder: Path) -> None:
     """Until there is a file `stop`."""
+    from roundelay.integrations.ray import run
+
     run(with_roundelay, {"folder": str(folder)}, learners=WORKERS)
 
 
@@ -168,6 +169,9 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    check_installed("ray", "a benchmark on Ray", "ray")
+    import ray
+
     ray.init(num_cpus=2 * WORKERS, include_dashboard=False, log_to_driver=False)
     found: dict[str, list[float]] = {"roundelay": [], "ray": []}
     for _ in range(args.repetitions):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from roundelay import consensus, group_computation, waiting
+from roundelay import consensus, waiting
 from roundelay.cli import main
 from roundelay.cluster.rendezvous.awaited_replies import AwaitedReplies
 from roundelay.cluster.rendezvous.barrier import Barrier
@@ -239,7 +239,6 @@ MUTATIONS = {
     ),
     "lost numbers are kept after a reconnection": (SharedBudget, "received", lambda *_: None, {SAMPLES, WAITS}),
     "the barrier opens early": (Barrier, "open", _opens_early, {WAITS, FORK, MEAN, SAMPLES}),
-    "a barrier's reply is not sent again": (Barrier, "repeated", lambda barrier, request: False, {WAITS}),
     "a joiner begins with broken weights": (TrainingState, "load_mean", _joins_with_zeros, {FINITE}),
     "requests are not repeated": (AwaitedReplies, "_send_again", _forgets_to_repeat, {WAITS}),
     "a generation is announced twice": (Members, "view", _stale_view, {FORK, WAITS}),
@@ -251,7 +250,6 @@ MUTATIONS = {
         {ALONE, WAITS},
     ),
     "a changed membership is an error": (StrategyRunner, "recover", _raise, {WAITS}),
-    "a consensus begins across a cut": (group_computation, "_cut_off", lambda transport, view: [], {WAITS}),
     "a learner does not wait for its exchanges": (OwnExchanges, "wait_for_lead", _never_waits, {LEAD}),
     "a learner waits for batches that others hold": (
         ElasticSampler,
@@ -262,6 +260,7 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.timeout(600)  # a thousand schedules take a minute of an idle core
 @pytest.mark.parametrize("bug", MUTATIONS)
 def test_a_deliberate_bug_is_caught_within_1000_schedules(monkeypatch, bug):
     where, name, wrong, invariants = MUTATIONS[bug]

@@ -30,9 +30,10 @@ def collectives_of():
     made = []
 
     def make(rank, generation=0, hopeless=lambda members: False):
-        made.append(StoreCollectives(joined_store(address), rank, generation, NAMED, hopeless))
+        made.append(StoreCollectives(lambda: joined_store(address), rank, generation, NAMED, hopeless))
         return made[-1]
 
+    make.address = address
     yield make
     for each in made:
         each.close()
@@ -67,6 +68,27 @@ def test_the_groups_of_earlier_generations_are_released_with_their_threads(colle
     grown = together(work)
     assert max(threads for threads, _ in grown) <= 3 * len(MEMBERS)  # 5 generations of 3 learners would leave 45
     assert [groups for _, groups in grown] == [1] * 3
+
+
+def test_a_group_that_a_lost_member_left_unformed_does_not_hold_up_the_next_one(collectives_of):
+    """Learner 7 has come to the store, and is lost before it forms the group."""
+    store = torch.distributed.PrefixStore(f"0/gloo/{MEMBERS}", joined_store(collectives_of.address))
+    store.set(f"{MEMBERS}/7", b"here")
+    begun = time.monotonic()
+
+    def work(rank):
+        ours = collectives_of(rank, hopeless=lambda members: time.monotonic() > begun + 1.0)
+        if rank != 7:
+            with pytest.raises(ConnectionError, match="lost while it was being formed"):
+                ours.all_reduce(torch.zeros(1), MEMBERS)
+        ours._hopeless = lambda members: False
+        ours.use_generation(1)
+        values = torch.tensor([float(rank)])
+        ours.all_reduce(values, MEMBERS).result()
+        return float(values)
+
+    assert together(work) == [12.0] * 3
+    assert time.monotonic() - begun < 30.0
 
 
 def test_a_group_is_not_released_while_a_collective_runs_that_was_given_up(collectives_of):

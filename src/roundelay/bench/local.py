@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -12,8 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 def local_environment(size: int) -> list[dict[str, str]]:
     """Environment of each of `size` learners on this machine, with the variables that torchrun sets; one thread each."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = _free_port()
     shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [
         dict(os.environ)
@@ -21,6 +22,14 @@ def local_environment(size: int) -> list[dict[str, str]]:
         | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
         for rank in range(size)
     ]
+
+
+def _free_port() -> int:
+    """A port that stays free until the first learner listens there: the system gives connections no port below 32,768."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def local_learners(size: int, arguments: Sequence[str]) -> AbstractContextManager[list[subprocess.Popen[str]]]:

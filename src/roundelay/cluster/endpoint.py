@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -57,8 +58,7 @@ class TcpEndpoint:
 
     def __init__(self, host: str, security: Security, local_size: int, store: Address | None) -> None:
         self._host, self._security, self._local_size = host, security, local_size
-        self._store_address = store
-        self._store: Any = None
+        self._store = store
         self._listener: socket.socket | None = None
 
     def open(self) -> Address:
@@ -77,10 +77,11 @@ class TcpEndpoint:
         def hopeless(members: tuple[int, ...]) -> bool:
             return transport.hopeless(members)
 
-        store, generation = self._joined_store(), view.membership.generation
-        collectives = (
-            _NoCollectives() if store is None else StoreCollectives(store, learner, generation, self._host, hopeless)
-        )
+        collectives: Collectives = _NoCollectives()
+        if self._store is not None:
+            open_store = functools.partial(joined_store, self._store)
+            generation = view.membership.generation
+            collectives = StoreCollectives(open_store, learner, generation, self._host, hopeless)
         transport = TcpTransport(
             learner, view.membership.size, listener, self._security, collectives, local_size=self._local_size
         )
@@ -107,11 +108,6 @@ class TcpEndpoint:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-
-    def _joined_store(self) -> Any:  # noqa: ANN401
-        if self._store is None and self._store_address is not None:
-            self._store = joined_store(self._store_address)
-        return self._store
 
 
 class WorldEndpoint:

@@ -160,7 +160,7 @@ class _GroupCollectives(Collectives):
                     raise ConnectionError("a member of the group was lost while it was being formed")
                 time.sleep(ARRIVAL_POLL_S)
         except RuntimeError as error:  # torch's error for a lost store
-            raise ConnectionError(f"the store at which groups form cannot be reached ({error})") from error
+            raise _unreachable(error) from error
 
     def close(self) -> None:
         """Make sure that process exit does not wait for a collective under way. Groups end with the process."""
@@ -209,7 +209,8 @@ class StoreCollectives(_GroupCollectives):
     """Sums and broadcasts among learners that found each other at a rendezvous; the members may change.
 
     Args:
-        store: where the members of a group find each other.
+        open_store: connects to the store where the members of a group find each other. Every group gets a connection of its
+            own: forming one that a lost member leaves holds the lock of its connection for minutes.
         rank: this learner.
         generation: of the membership; groups of different generations are separate.
         host: the interface that Gloo listens on; by default Gloo takes the one of the machine's name.
@@ -218,14 +219,14 @@ class StoreCollectives(_GroupCollectives):
 
     def __init__(
         self,
-        store: Any,  # noqa: ANN401
+        open_store: Callable[[], Any],
         rank: int,
         generation: int,
         host: str,
         hopeless: Hopeless,
     ) -> None:
         super().__init__(hopeless)
-        self._store, self._rank, self._generation, self._host = store, rank, generation, host
+        self._open_store, self._rank, self._generation, self._host = open_store, rank, generation, host
         self._groups: dict[tuple[int, str, tuple[int, ...]], Any] = {}
 
     def use_generation(self, generation: int) -> None:
@@ -243,12 +244,18 @@ class StoreCollectives(_GroupCollectives):
         key = self._generation, name, members
         if key not in self._groups:
             store = dist.PrefixStore(  # type: ignore[attr-defined]
-                f"{self._generation}/{name}/{members}", self._store
+                f"{self._generation}/{name}/{members}", self._opened_store()
             )
             self._groups[key] = self._formed(
                 members, self._rank, store, lambda: self._form(name, store, position, len(members))
             )
         return self._groups[key]
+
+    def _opened_store(self) -> Any:  # noqa: ANN401
+        try:
+            return self._open_store()
+        except RuntimeError as error:  # torch's error for a lost store
+            raise _unreachable(error) from error
 
     def _form(self, name: str, store: Any, position: int, size: int) -> Any:  # noqa: ANN401
         if name == "gloo":
@@ -263,3 +270,7 @@ class StoreCollectives(_GroupCollectives):
 
     def _held(self) -> list[Any]:
         return list(self._groups.values())
+
+
+def _unreachable(error: RuntimeError) -> ConnectionError:
+    return ConnectionError(f"the store at which groups form cannot be reached ({error})")

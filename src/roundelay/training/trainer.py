@@ -98,7 +98,7 @@ class Trainer:
             restore_weights(self.module, self.optimizer, resumed.state)
         self.loop.saver.evaluator.newest = self.part.begin(resumed, ready=ready)
         self.loop.step.counts = resumed.counts
-        self._elapsed_before_s = resumed.counts.elapsed_s if ready else self._client.elapsed_s
+        self._elapsed_before_s = resumed.counts.elapsed_s if ready else 0.0
 
     def _train_with_the_living(self) -> bool:
         """Take part until the end, whatever happens to other learners; True if the budget is used up."""
@@ -136,7 +136,7 @@ class Trainer:
                     meter.write({"kind": "event", "event": "resumed", "samples_seen": seen})
             if not self.part.began:
                 self.part.began = True
-                meter.start_clock(self._elapsed_before_s)
+                meter.start_clock(self._elapsed_before_s + self._client.elapsed_s)
             self._group.follow(learner.peers)
             return self.loop.run(learner)
 

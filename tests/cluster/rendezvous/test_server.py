@@ -72,6 +72,15 @@ def test_a_barrier_gives_all_learners_the_values_of_all():
         assert [view.result(10).values for view in views] == [{0: "of 0", 1: "of 1"}] * 2
 
 
+def test_a_learner_that_joins_later_counts_the_same_seconds_of_the_run():
+    with serving() as server, registered(server) as (first, _), RendezvousClient(server.address, SECURITY) as third:
+        time.sleep(0.3)
+        third.register(RUN, HERE, None, joins=True)
+        time.sleep(0.3)  # as while it takes the weights of others
+        assert third.elapsed_s > 0.6
+        assert third.elapsed_s == pytest.approx(first.elapsed_s, abs=0.2)
+
+
 def test_the_loss_of_a_learner_is_announced_to_the_other_with_the_reason():
     with serving() as server, registered(server) as (first, second):
         heard = []

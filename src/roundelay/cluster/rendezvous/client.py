@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
 
+from roundelay import waiting
 from roundelay.cluster.membership import Address, Membership, View
 from roundelay.cluster.rendezvous.budget_client import BudgetClient
 from roundelay.cluster.rendezvous.members import NEVER_FORMED, RunSpec
@@ -40,7 +41,6 @@ class RendezvousClient(RendezvousSession):
         view: the newest view; None before `register`.
         joining: whether the run was under way when this learner registered; False after `ready`, which tells the peers.
         begun: whether another learner trained already when this learner registered.
-        elapsed_s: how long the run had lasted when this learner registered.
         given: how far the budget was drawn when this learner registered.
         registrations: how often this learner has registered; more than once if it was dropped.
     """
@@ -55,8 +55,8 @@ class RendezvousClient(RendezvousSession):
         self.on_view, self.on_stop = on_view, on_stop
         self.view: View | None = None
         self.joining = self.begun = False
-        self.elapsed_s, self.given = 0.0, 0
-        self.registrations = 0
+        self.given = self.registrations = 0
+        self._run_began = 0.0  # on the clock of this learner
         self._own_address: Address = ("", 0)
         self._run: Message = {}
         self._process = ""
@@ -73,6 +73,11 @@ class RendezvousClient(RendezvousSession):
     def dropped(self) -> str | None:
         """Why the run goes on without this learner; None if it does not."""
         return self._connection.dropped
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since all learners that began together had registered."""
+        return waiting.now() - self._run_began
 
     # Membership ----------------------------------------------------------------------------------------------------------
 
@@ -123,7 +128,7 @@ class RendezvousClient(RendezvousSession):
         self.joining, self.begun = bool(reply["joining"]), bool(reply["begun"])
         self.registrations += 1
         self.budget.known.register_again()
-        self.elapsed_s, self.given = float(reply["elapsed_s"]), int(reply["given"])
+        self._run_began, self.given = waiting.now() - float(reply["elapsed_s"]), int(reply["given"])
         return self.view
 
     def ready(self) -> None:

@@ -87,6 +87,12 @@ def test_every_invariant_holds(first):
         assert not FaultWorld(schedule).run(), f"seed {seed}: {schedule}"
 
 
+# The model of the network lost a message that was sent while an earlier connection was being opened.
+@pytest.mark.parametrize("seed", [2001816])
+def test_seeds_that_found_a_defect(seed):
+    assert not FaultWorld(Schedule.drawn(seed)).run()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
 def test_every_invariant_holds_with_fresh_seeds(part):

@@ -50,7 +50,8 @@ class ConnectedTransport(SimulatedTransport):
         self._opened: dict[int, int] = {}  # how often connections to a peer were opened anew
         self._connected: dict[ElasticTransport, None] = {}  # peers to which a connection for requests is open
         self._callers: dict[ElasticTransport, None] = {}  # peers that have opened one to us
-        self._unsent: dict[ElasticTransport, list[Callable[[], None]]] = {}  # requests that wait for a connection
+        # Requests that wait for a connection, by its other end and by how often connections were opened anew.
+        self._unsent: dict[tuple[ElasticTransport, int], list[Callable[[], None]]] = {}
         self._known: set[int] = set()
         self._arrivals: list[tuple[set[int], Future[None]]] = []
         self._finished_peers: set[int] = set()
@@ -123,20 +124,20 @@ class ConnectedTransport(SimulatedTransport):
     ) -> None:
         """A message arrives if neither end has closed the connection meanwhile."""
         target = cast("ElasticTransport", target)
+        opened = self._opened.get(target.rank, 0)
         if target in self._callers or target in self._connected:
             self._send(target, action)
-        elif target in self._unsent:
-            self._unsent[target].append(action)
+        elif (target, opened) in self._unsent:
+            self._unsent[target, opened].append(action)
         else:
-            self._unsent[target] = [action]
-            opened = self._opened.get(target.rank, 0)
+            self._unsent[target, opened] = [action]
             address = self._addresses[target.rank]
             self.network.handshake(
                 self.process, self.rank, address, lambda other: other._callers.update({self._whole: None})
             ).add_done_callback(lambda answered: self._requests_opened(target, opened, answered.result()))
 
     def _requests_opened(self, target: ElasticTransport, opened: int, answered: ElasticTransport | None) -> None:
-        unsent = self._unsent.pop(target, [])
+        unsent = self._unsent.pop((target, opened), [])
         if self.closed or opened != self._opened.get(target.rank, 0):
             return
         if answered is not target:

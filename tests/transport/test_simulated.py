@@ -1,4 +1,6 @@
 import dataclasses
+import gc
+import weakref
 
 import pytest
 import torch
@@ -148,6 +150,22 @@ def test_a_reply_under_way_arrives_although_its_sender_has_left():
     clock.run()
     assert future.exception() is None
     assert int(buffer) == 2
+
+
+def test_buffers_of_calls_that_have_ended_are_freed():
+    clock, network = make(2)
+    network.transports[1].serve(answering(lambda peer, request, reply: reply.copy_(request)))
+    buffers = []
+    for _ in range(3):
+        buffer = number(1)
+        buffers.append(weakref.ref(buffer))
+        network.transports[0].call(1, calling(buffer))
+        del buffer
+        clock.run()
+    network.transports[0].pending((1,))  # forgets the futures that are done
+    network.transports[1].pending((0,))
+    gc.collect()
+    assert [buffer() for buffer in buffers] == [None, None, None]
 
 
 def test_a_learner_that_has_left_in_order_cannot_die():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from torch import Tensor
 
@@ -38,7 +39,7 @@ class SimulatedTransport(Transport):
         self.gone = self.left = False
         self.collectives: dict[tuple[int, ...], int] = {}
         self._pending: list[tuple[tuple[int, ...], Future[None]]] = []
-        self.on_its_way: set[Future[None]] = set()  # futures whose message was already sent
+        self.on_its_way: WeakSet[Future[None]] = WeakSet()  # futures whose message was already sent
         self._lost: dict[int, str] = {}
         self._swaps: dict[int, _Posted] = {}
         self._early: dict[tuple[int, int], Tensor] = {}  # (round, peer): came before we reached that round

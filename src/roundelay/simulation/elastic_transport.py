@@ -5,6 +5,7 @@ Failure detection decides by the same `Heartbeats` as between processes, and lin
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import cast
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from roundelay import waiting
 from roundelay.cluster.membership import Address, View
-from roundelay.errors import PeerLostError
+from roundelay.errors import PeerLostError, RefusedError
 from roundelay.simulation.elastic_network import ElasticNetwork
 from roundelay.simulation.virtual_threads import VirtualProcess
 from roundelay.transport.base import GAVE_UP, LEFT, Begin, Transport
@@ -55,6 +56,7 @@ class ConnectedTransport(SimulatedTransport):
         self._known: set[int] = set()
         self._arrivals: list[tuple[set[int], Future[None]]] = []
         self._finished_peers: set[int] = set()
+        self._served: list[Future[None]] = []  # calls under way that we answer
         self._heartbeats = Heartbeats(network.clock.now)
         self._healing: Healing | None = None
 
@@ -164,6 +166,10 @@ class ConnectedTransport(SimulatedTransport):
     def applied(self, exchange: object, difference: Tensor, sign: float) -> None:
         """Tell the observer."""
         self.network.on_applied(self._whole, exchange, difference, sign)
+
+    def serving(self, confirmed: Future[None]) -> None:
+        """Remember it."""
+        self._served = [*(each for each in self._served if not each.done()), confirmed]
 
     def alters(self, target: SimulatedTransport) -> bool:
         """Whether a fault alters the message that travels to the target now; only one."""
@@ -298,10 +304,14 @@ class ElasticTransport(ConnectedTransport):
     # The end -------------------------------------------------------------------------------------------------------------
 
     def serve(self, begin: Begin | None) -> None:
-        """Answer calls."""
+        """Answer calls. None waits for the calls under way."""
         super().serve(begin)
         if begin is not None:
             self.network.on_attached(self)
+            return
+        for confirmed in self._served:
+            with contextlib.suppress(PeerLostError, RefusedError):  # the exchange was taken back
+                waiting.result(confirmed)
 
     def use_generation(self, generation: int) -> None:
         """Collectives belong to this generation from now on."""

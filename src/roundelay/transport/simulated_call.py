@@ -74,6 +74,7 @@ class SimulatedCall:
             confirmed.set_exception(error)
             self._refuse(RefusedError(self._target.rank, error.reason))
             return
+        self._target.serving(confirmed)
         self._target.applied(self, self._message, 1.0)
         confirmed.add_done_callback(self._ended_at_target)
         self._to_caller(self._message.nbytes, lambda: self._replied(confirmed))

@@ -66,6 +66,9 @@ class SimulatedTransport(Transport):
     def applied(self, exchange: object, difference: Tensor, sign: float) -> None:
         """An exchange has changed the weights of this learner by `sign` times its share of the difference. For observers."""
 
+    def serving(self, confirmed: Future[None]) -> None:
+        """A call is being served until `confirmed` is done."""
+
     def alters(self, target: SimulatedTransport) -> bool:
         """Whether the message that travels to the target now is altered on its way."""
         return False

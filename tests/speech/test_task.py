@@ -70,6 +70,21 @@ def test_every_member_of_an_ensemble_is_trained_by_its_own_loss(tones_folder):
         torch.testing.assert_close(half, parameter.grad / 2)
 
 
+def test_smoothed_labels_have_a_part_of_every_state(tones_folder):
+    """(1 - ε)·CE + ε·mean over states of -log p(s|x), over the frames whose state is known; evaluation has no smoothing."""
+    plain = Speech(tones_config(tones_folder).settings, seed=0)
+    smooth = Speech(tones_config(tones_folder, label_smoothing=0.2).settings, seed=0)
+    module, (frames, states) = plain.module().eval(), all_windows(plain)
+    states[0, :5] = UNLABELLED
+    log_p = module(frames).log_softmax(-1)[states != UNLABELLED].detach().numpy()
+    of_label = log_p[np.arange(len(log_p)), states[states != UNLABELLED].numpy()]
+    wanted = -(0.8 * of_label.mean() + 0.2 * log_p.mean())
+    assert float(smooth.loss(module, (frames, states)).detach()) == pytest.approx(wanted, rel=1e-5)
+    assert float(plain.loss(module, (frames, states)).detach()) == pytest.approx(-of_label.mean(), rel=1e-5)
+    with torch.no_grad():
+        assert smooth.evaluate(module, "valid") == plain.evaluate(module, "valid")
+
+
 def test_evaluation_counts_every_frame_once_and_parts_add_up(task):
     module = task.module().eval()
     with torch.no_grad():

@@ -3,7 +3,7 @@
 python benchmarks/speech_flat_start.py --hours 0.5 1 2
 
 Synthetic speech of 0.2 hours is repeated under other names, since memory depends on the number of frames and utterances, and not
-on what is said. Each number of hours has its own process. Each stage has one round of alignment: a second one needs no more memory.
+on what is said. Each number of hours has its own process. Each stage has one round of alignment: more need no more memory.
 """
 
 from __future__ import annotations

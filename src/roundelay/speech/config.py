@@ -42,9 +42,8 @@ class SpeechConfig(TaskConfig):
         corpus: synth, an4, fsdd, librispeech, switchboard, manifest or kaldi.
         data: folder or archive of the corpus; empty: $ROUNDELAY_DATA, or the cache for synth.
         hours: hours of synth to generate.
-        labels: given: from the phone times of the corpus; training utterances without them are aligned by Gaussians of the
-            others. flat-start: from transcripts alone. pdfs: from Kaldi's alignments, in the states of its tree. Or a folder
-            with phones.ctm, which `roundelay speech align` writes.
+        labels: given: from the phone times of the corpus. flat-start: from transcripts alone. pdfs: from Kaldi's alignments,
+            in the states of its tree. Or a folder with phones.ctm, which `roundelay speech align` writes.
         states: states of the HMM. 0: three for each phone, or those of Kaldi's tree. Otherwise the maximum of tied triphones.
         window: frames of a training sample; 21 in the papers; 0: whole utterances.
         features: logmel; fmllr: 40 features, transformed for each speaker; ivector: numbers that describe the speaker. Those

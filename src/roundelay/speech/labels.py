@@ -11,22 +11,20 @@ import numpy as np
 
 from roundelay.errors import DataError
 from roundelay.speech.align import Transcripts
-from roundelay.speech.config import FLAT_START, GIVEN_TIMES, PDFS, SpeechConfig
+from roundelay.speech.config import FLAT_START, PDFS, SpeechConfig
 from roundelay.speech.corpus import Corpus, Utterance
 from roundelay.speech.feature_set import FeatureSet
-from roundelay.speech.flat_start import DIMENSIONS, flat_start
+from roundelay.speech.flat_start import flat_start
 from roundelay.speech.gaussians import Labelled, Statistics
-from roundelay.speech.gmm import Gmm
 from roundelay.speech.hmm import Monophones, Tying, frame_labels
 from roundelay.speech.kaldi_tree import KaldiTree, read_tree
 from roundelay.speech.lexicon import Lexicon
-from roundelay.speech.projection import Projection, discriminant_axes, mean_and_covariance
+from roundelay.speech.projection import discriminant_axes, mean_and_covariance
 from roundelay.speech.segments import Ints
 from roundelay.speech.tree import relabelled
 from roundelay.speech.tree_growing import ContextStatistics, decision_tree
 
 TREE_DIMENSIONS = 40  # discriminant directions of the features that the decision tree is grown from
-GAUSSIANS = 8  # of each state, to align training utterances without phone times when others have them
 
 
 class StateLabels(NamedTuple):
@@ -83,23 +81,7 @@ class Labeller:
                 f"no training utterance of {self.corpus.name} has phone times; "
                 f"use settings.labels = '{FLAT_START}', which needs none"
             )
-        return labels | self._without_times(labels) if self.config.labels == GIVEN_TIMES else labels
-
-    def _without_times(self, labels: Mapping[str, Ints]) -> dict[str, Ints]:
-        """Labels of training utterances that have none: Gaussians of the others align them.
-
-        An aligner fails on speech that is hard, so a network should not do without it.
-        """
-        train = {name: labels[name] for name in self._train(labels)}
-        missing = [each for each in self._usable() if each.split == "train" and each.text and each.id not in labels]
-        texts = {each.id: each.text for each in missing if not self.lexicon.unknown([each.text])}
-        if not texts:
-            return {}
-        states = self._monophones.num_states
-        projection = Projection.principal(self.features, train, DIMENSIONS)
-        projection = projection.discriminating(self.features, train, states)
-        gmm = Gmm.fit(self.features, train, projection, np.full(states, GAUSSIANS, np.int32))
-        return gmm.aligned(self.features, Transcripts(texts, self.lexicon, self._monophones), texts).labels
+        return labels
 
     def _from_transcripts(self) -> dict[str, Ints]:
         """Train Gaussians on the training split only, then align the other splits with them."""

@@ -26,7 +26,7 @@ from roundelay.speech.lm_estimation import ngram
 from roundelay.speech.segments import Ints, read_ctm
 from roundelay.speech.tree import tying_from_json
 
-VERSION = 6  # part of the cache's key: raise it when the labels change, so that old caches are not used
+VERSION = 5  # part of the cache's key: raise it when the labels change, so that old caches are not used
 ADAPTATION_VERSION = 1  # the same for adapted features
 ADAPTATION = "adaptation.npz"
 UNLABELLED = -1  # the label of a frame whose state is not known

@@ -13,6 +13,7 @@ pytest.importorskip("kaldi_decoder")
 
 from tones import tones_config
 
+from roundelay.errors import ConfigError
 from roundelay.speech.prepare import UNLABELLED
 from roundelay.speech.task import Speech
 
@@ -83,6 +84,12 @@ def test_smoothed_labels_have_a_part_of_every_state(tones_folder):
     assert float(plain.loss(module, (frames, states)).detach()) == pytest.approx(-of_label.mean(), rel=1e-5)
     with torch.no_grad():
         assert smooth.evaluate(module, "valid") == plain.evaluate(module, "valid")
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.0])
+def test_label_smoothing_is_a_probability(wrong, tones_folder):
+    with pytest.raises(ConfigError, match=r"settings\.label_smoothing must be at least 0 and below 1"):
+        tones_config(tones_folder, label_smoothing=wrong)
 
 
 def test_evaluation_counts_every_frame_once_and_parts_add_up(task):

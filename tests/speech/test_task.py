@@ -13,6 +13,7 @@ pytest.importorskip("kaldi_decoder")
 
 from tones import tones_config
 
+from roundelay.errors import ConfigError
 from roundelay.speech.prepare import UNLABELLED
 from roundelay.speech.task import Speech
 
@@ -68,6 +69,27 @@ def test_every_member_of_an_ensemble_is_trained_by_its_own_loss(tones_folder):
     task.loss(module.members[1], batch).backward()
     for parameter, half in zip(module.members[1].parameters(), together, strict=True):
         torch.testing.assert_close(half, parameter.grad / 2)
+
+
+def test_smoothed_labels_have_a_part_of_every_state(tones_folder):
+    """(1 - ε)·CE + ε·mean over states of -log p(s|x), over the frames whose state is known; evaluation has no smoothing."""
+    plain = Speech(tones_config(tones_folder).settings, seed=0)
+    smooth = Speech(tones_config(tones_folder, label_smoothing=0.2).settings, seed=0)
+    module, (frames, states) = plain.module().eval(), all_windows(plain)
+    states[0, :5] = UNLABELLED
+    log_p = module(frames).log_softmax(-1)[states != UNLABELLED].detach().numpy()
+    of_label = log_p[np.arange(len(log_p)), states[states != UNLABELLED].numpy()]
+    wanted = -(0.8 * of_label.mean() + 0.2 * log_p.mean())
+    assert float(smooth.loss(module, (frames, states)).detach()) == pytest.approx(wanted, rel=1e-5)
+    assert float(plain.loss(module, (frames, states)).detach()) == pytest.approx(-of_label.mean(), rel=1e-5)
+    with torch.no_grad():
+        assert smooth.evaluate(module, "valid") == plain.evaluate(module, "valid")
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.0])
+def test_label_smoothing_is_a_probability(wrong, tones_folder):
+    with pytest.raises(ConfigError, match=r"settings\.label_smoothing must be at least 0 and below 1"):
+        tones_config(tones_folder, label_smoothing=wrong)
 
 
 def test_evaluation_counts_every_frame_once_and_parts_add_up(task):

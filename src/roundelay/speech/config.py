@@ -13,7 +13,7 @@ from roundelay.speech.cache import find_corpus
 from roundelay.speech.corpora.catalogue import FROM_DATA_FOLDER, NAMES, NEED_A_FOLDER, check_extra
 from roundelay.speech.features import FeatureConfig
 from roundelay.speech.model import ModelConfig
-from roundelay.training.config import TaskConfig, at_least
+from roundelay.training.config import TaskConfig, at_least, fraction
 
 GIVEN_TIMES, FLAT_START, PDFS = "given", "flat-start", "pdfs"
 NAMED_LABELS = (GIVEN_TIMES, FLAT_START, PDFS)
@@ -48,6 +48,7 @@ class SpeechConfig(TaskConfig):
         window: frames of a training sample; 21 in the papers; 0: whole utterances.
         features: logmel; fmllr: 40 features, transformed for each speaker; ivector: numbers that describe the speaker. Those
             that are named are put side by side. All three together have the papers' 260 dimensions.
+        label_smoothing: probability that is spread over all states in training.
         allow_pipes: run the commands in Kaldi's wav.scp; only if you trust them.
     """
 
@@ -59,6 +60,7 @@ class SpeechConfig(TaskConfig):
     window: int = at_least(0, 21)
     allow_pipes: bool = False
     features: tuple[str, ...] = (LOGMEL,)
+    label_smoothing: float = fraction(0.0)
     logmel: FeatureConfig = field(default_factory=FeatureConfig)
     ivector: IvectorConfig = field(default_factory=IvectorConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -44,7 +44,7 @@ class Scales:
 class Search:
     """Width of the search: it keeps paths that cost at most `beam` more than the best, in at most `max_active` nodes."""
 
-    beam: float = 16.0
+    beam: float = 20.0
     max_active: int = 7000
 
 

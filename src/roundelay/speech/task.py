@@ -92,11 +92,15 @@ class Speech(Task):
         return gathered if self.config.window else (*gathered, torch.from_numpy(counts_BT.sum(axis=1)))
 
     def loss(self, module: nn.Module, batch: FramesAndStates) -> Tensor:
-        """Cross-entropy per frame, the mean of the model's networks."""
+        """Cross-entropy per frame with smoothed labels, the mean of the model's networks."""
         frames_BTF, states_BT, *lengths_B = batch
         networks = cast("AcousticModel | Ensemble", module).members
         logits = [network(frames_BTF, *lengths_B).flatten(0, 1) for network in networks]
-        losses = [cross_entropy(each, states_BT.flatten(), ignore_index=UNLABELLED) for each in logits]
+        smoothing = self.config.label_smoothing
+        losses = [
+            cross_entropy(each, states_BT.flatten(), ignore_index=UNLABELLED, label_smoothing=smoothing)
+            for each in logits
+        ]
         return torch.stack(losses).mean()
 
     def evaluate(self, module: nn.Module, split: str, part: int = 0, parts: int = 1) -> dict[str, float]:

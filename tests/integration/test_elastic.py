@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -20,18 +21,26 @@ from roundelay.training.metrics import read_rows
 from roundelay.training.recipes import resolve, table_of
 
 PATIENCE_S = 150.0
+PROGRAMS, TASK = str(Path(__file__).parent / "programs"), "paced_digits:PacedDigits"
 pytestmark = pytest.mark.timeout(PATIENCE_S + 60)
 
 
+@pytest.fixture(autouse=True)
+def _paced(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(PROGRAMS)
+    monkeypatch.setenv("PYTHONPATH", PROGRAMS, prepend=os.pathsep)
+    monkeypatch.setenv("PACED_FOLDER", str(tmp_path))
+    monkeypatch.setenv("PACED_STEP_S", "0.025")
+
+
 def config_of(strategy="adpsgd", learners=4, epochs=30, **keys):
-    """The digits, slowed down so that there is time for faults, and shared out so that no chunk of a lost learner is lost.
+    """The digits, shared out so that no chunk of a lost learner is lost. Steps sleep, so that there is time for faults.
 
     With static shares, the default, chunks of a lost learner may stay unused; see test_elastic_defaults.py.
     """
-    slow = ",".join(f"{learner}:6" for learner in range(learners))
-    settings = {"strategy": strategy, "learners": learners, "budget.epochs": epochs, "slow": slow} | keys
+    settings = {"strategy": strategy, "learners": learners, "budget.epochs": epochs} | keys
     settings["data.sharding"] = "dynamic"
-    return resolve(table_of("tiny"), [(key, str(value)) for key, value in settings.items()])
+    return resolve(table_of(TASK), [(key, str(value)) for key, value in settings.items()])
 
 
 def faults(**kinds):
@@ -194,8 +203,7 @@ def logs_of(folder):
 @pytest.mark.slow
 def test_a_learner_joins_a_run_under_way_by_one_command(tmp_path):
     folder = tmp_path / "run"
-    slow = "0:8,1:8"
-    with Command("train", "tiny", "--learners", 2, "--slow", slow, "--epochs", 50, "--out", folder) as training:
+    with Command("train", TASK, "--learners", 2, "--epochs", 50, "--out", folder) as training:
         training.wait_for(lambda: learners_of(folder) == {0, 1}, "training")
         with Command("train", "--join", folder) as joining:
             joining.wait_for(lambda: learners_of(folder) == {0, 1, 2}, "third learner")
@@ -212,9 +220,8 @@ def test_a_rendezvous_that_is_killed_and_started_again_rebuilds_its_state_from_t
     with Command("rendezvous", "--port", 0, *more, **secret) as first:
         address = re.fullmatch(r"rendezvous: (.*)\n", first.process.stdout.readline())[1]
         port = address.rpartition(":")[2]
-        slow = "0:12,1:12,2:12"
-        options = ["--learners", 3, "--slow", slow, "--epochs", 80, "--out", folder, "--set", "data.sharding=dynamic"]
-        with Command("train", "tiny", *options, "--rendezvous", address, *more, **secret) as training:
+        options = ["--learners", 3, "--epochs", 80, "--out", folder, "--set", "data.sharding=dynamic"]
+        with Command("train", TASK, *options, "--rendezvous", address, *more, **secret) as training:
             training.wait_for(lambda: learners_of(folder) == {0, 1, 2}, "training")
             first.process.kill()
             first.process.wait()
@@ -249,7 +256,7 @@ def test_learners_of_several_machines_find_each_other_at_a_rendezvous(tmp_path, 
 @pytest.mark.slow
 def test_a_process_without_the_secret_cannot_join(tmp_path):
     folder = tmp_path / "run"
-    with Command("train", "tiny", "--learners", 2, "--slow", "0:8,1:8", "--epochs", 50, "--out", folder) as training:
+    with Command("train", TASK, "--learners", 2, "--epochs", 50, "--out", folder) as training:
         training.wait_for(lambda: learners_of(folder) == {0, 1}, "training")
         address = "{}:{}".format(*run_directory.ticket(folder).address)
         outsider = Command("train", "--join", address, ROUNDELAY_SECRET="00" * 32)

@@ -4,7 +4,8 @@ PACED_FAULT=PLACE:LEARNER says where a learner dies (SIGKILL): in the "task" con
 registers, or in "module", which it calls between registering and its first step. Before a learner registers it has no id,
 so the first LEARNER processes that make a file in PACED_FOLDER die. "raise:LEARNER" raises in the constructor.
 PACED_EVALUATION_S=SECONDS makes the evaluation at the end of the run so long; it touches PACED_FOLDER/evaluating.
-Once there is a file PACED_FOLDER/hurry, steps take no longer than they must: a test has seen what it waited for.
+PACED_STEP_S=SECONDS is how much longer a step takes. Once there is a file PACED_FOLDER/hurry, steps take no longer than they
+must: a test has seen what it waited for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from roundelay.training.tiny import Digits
 
-STEP_S = 0.05
+STEP_S = float(os.environ.get("PACED_STEP_S", "0.05"))
 FOLDER = Path(os.environ["PACED_FOLDER"])
 EVALUATION_S = float(os.environ.get("PACED_EVALUATION_S", "0"))
 PLACE, _, LEARNER = os.environ.get("PACED_FAULT", "").partition(":")

@@ -52,10 +52,14 @@ def say(sentence: str) -> None:
 
 def say_duration(measurements: int, seconds: float) -> None:
     """Say on stderr about how long a benchmark takes. Starting learners takes a second or two per measurement."""
-    minutes = max(1, round(measurements * (seconds + 1.5) / 60))
-    unit = "minute" if minutes == 1 else "minutes"
-    sentence = f"{measurements} measurements of {seconds:g} s: about {minutes} {unit} on an idle machine"
-    Console(stderr=True, highlight=False).print(sentence)
+    say_about(measurements * (seconds + 1.5), f"{measurements} measurements of {seconds:g} s")
+
+
+def say_about(seconds: float, what: str) -> None:
+    """Say on stderr, before the work begins, about how long it takes."""
+    minutes = round(seconds / 60)
+    length = f"{seconds:.0f} s" if seconds < 50 else f"{max(1, minutes)} minute{'s' if minutes > 1 else ''}"
+    Console(stderr=True, highlight=False).print(f"{what}: about {length} on an idle machine")
 
 
 def text(value: object) -> str:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from roundelay.bench import overhead, throughput
+from roundelay.bench import overhead, speech, throughput
 from roundelay.cli import main
 
 
@@ -126,3 +126,17 @@ def test_the_overhead_is_printed_as_json(monkeypatch, capsys):
     document = json.loads(capsys.readouterr().out)
     assert document["seconds"] == 60.0
     assert document["rows"] == [{"case": "metrics", "steps_per_s": 180.0, "overhead": 0.001, "ci95": [0.0, 0.002]}]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "5 s a case, and a flat start: about 2 minutes on an idle machine"),
+        ("--seconds 2 --hours 0.2", "2 s a case, and a flat start: about 37 s"),
+        ("--hours 20", "about 31 minutes"),
+    ],
+)
+def test_bench_speech_says_beforehand_how_long_it_takes(words, said, monkeypatch, capsys):
+    monkeypatch.setattr(speech, "measure", lambda *_: iter(()))
+    assert main(["bench", "speech", *words.split()]) == 0
+    assert said in " ".join(capsys.readouterr().err.split())

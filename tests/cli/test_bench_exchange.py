@@ -67,3 +67,16 @@ def test_json_has_the_rows_the_command_and_the_machine(asked, capsys):
         "ratio": 1.31,
         "MBps_each_way": 1410.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "9 exchanges by tcp and shared memory: about 18 s on an idle machine"),
+        ("--parameters 10M --rate 200mbit", "9 exchanges by tcp over 200mbit: about 40 s on an idle machine"),
+        ("--parameters 43M --rate 100mbit", "about 5 minutes"),
+    ],
+)
+def test_it_says_beforehand_how_long_it_takes(words, said, asked, capsys):
+    main(["bench", "exchange", *words.split()])
+    assert said in " ".join(capsys.readouterr().err.split())

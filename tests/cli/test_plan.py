@@ -48,6 +48,7 @@ def test_the_tables_fit_80_columns_and_each_strategy_has_its_reason(capsys):
     assert "\nadpsgd, groups of 4 on " in out
     assert "speed-up (and time per epoch) by number of learners" in out
     assert "With Adam or AdamW" in out
+    assert "best topology: the one with the most steps per second" in " ".join(out.split())
     assert "Left out: contention" in out
 
 

@@ -51,6 +51,12 @@ def test_ctrl_c_keeps_the_finished_claims(small_claims, capsys, tmp_path):
     assert (tmp_path / "mixing.json").exists()
 
 
+def test_ctrl_c_before_the_first_claim_is_one_line(small_claims, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        call("rate")
+    assert capsys.readouterr().out == "interrupted before the first claim was complete\n"
+
+
 def test_an_unknown_claim_is_a_mistake_that_names_the_nearest(capsys):
     with pytest.raises(UsageError, match="did you mean 'mixing'"):
         call("mixng")
@@ -70,7 +76,7 @@ def test_the_seeds_begin_where_the_user_says(small_claims, capsys):
 
 def test_the_time_is_told_before_the_first_run(small_claims, capsys):
     call("mixing", "--seeds", "60")
-    assert capsys.readouterr().err.startswith("1 x 60 runs: about 1.0 minutes on one core")
+    assert capsys.readouterr().err.startswith("1 x 60 runs on one core: about 1 minute on an idle machine")
 
 
 def test_names_on_the_command_line_are_the_claims_that_exist():

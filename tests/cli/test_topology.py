@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import networkx as nx
 import numpy as np
@@ -232,3 +233,22 @@ class TestMistakes:
         monkeypatch.chdir(tmp_path)
         assert complaint in mistake("topology", *words.split())
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_no_name_is_cut(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    assert main(["topology", "compare", "--learners", "64"]) == 0
+    printed = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", capsys.readouterr().out)
+    assert all(name in printed for name in TOPOLOGIES)
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines())) <= 60
+    assert "too narrow for: sends to 1 %, variance (ασ)²" in " ".join(printed.split())
+
+
+def test_a_file_gets_all_columns_however_narrow_the_terminal_is(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["topology", "compare", "--learners", "64"]) == 0
+    printed = capsys.readouterr().out
+    assert "variance" in printed
+    assert "…" not in printed

@@ -16,6 +16,9 @@ from roundelay.errors import RoundelayError
 
 LOOPBACK = "127.0.0.1"
 LEAVING_S = 20.0
+WARM_UP = 2  # repetitions that are not counted
+STARTING_S = 5.0  # two processes, their models and their connections
+MEMORY_BPS = 1e9  # at which weights are exchanged on one machine, about
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,19 @@ def measure(
         ratio = statistics.median(exchange / floor for exchange, floor in pairs)
         rows.append(Row(medium, parameters, exchange_s, floor_s, ratio, 4e-6 * parameters / exchange_s))
     return rows
+
+
+def expected_s(parameters: int, repetitions: int, rate: str | None) -> float:
+    """About how long `measure` takes on an idle machine: an exchange, and its floor, move one model each way."""
+    media, Bps = (2, MEMORY_BPS) if rate is None else (1, min(MEMORY_BPS, _bits_per_s(rate) / 8))
+    return media * (STARTING_S + 2 * (WARM_UP + repetitions) * 4 * parameters / Bps)
+
+
+def _bits_per_s(rate: str) -> float:
+    """Of a rate of tc, such as "200mbit"."""
+    number = rate.removesuffix("bit")
+    unit = {"k": 1e3, "m": 1e6, "g": 1e9}.get(number[-1], 1.0)
+    return float(number.rstrip("kmg")) * unit
 
 
 def _run(parameters: int, repetitions: int, *, shared: bool, ends: Sequence[Machine] = ()) -> list[tuple[float, float]]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from roundelay import threads
-from roundelay.bench.exchange import Plan
+from roundelay.bench.exchange import WARM_UP, Plan
 from roundelay.strategies.pair_average import PairAverage
 from roundelay.threads import yield_to_computation
 from roundelay.transport.base import Call, Collectives
@@ -25,7 +25,6 @@ from roundelay.transport.security import Security
 from roundelay.transport.tcp import TcpTransport
 from roundelay.weights import Replica
 
-WARM_UP = 2
 AGAIN, DONE = b"a", b"d"
 
 

@@ -26,6 +26,7 @@ from roundelay.speech.model import AcousticModel, ModelConfig
 from roundelay.speech.segments import FRAME_SHIFT_S
 
 WINDOW, BATCH = 21, 32  # frames of a window, windows of a batch
+FIRST_CALL_S, FLAT_START_S, FLAT_START_S_PER_HOUR = 2.0, 3.0, 90.0  # on an idle core, about
 MODELS = {  # name: features, states, sizes
     "the recipe an4": (120, 102, ModelConfig()),
     "a network of an4/best": (160, 400, ModelConfig(bottleneck=128, stack=3)),
@@ -52,6 +53,13 @@ def measure(seconds: float, memory_hours: Sequence[float], run: Path | None) -> 
         yield Row("decoding: network and search", _decoding(run))
     for hours in memory_hours:
         yield Row(f"flat start on {hours:g} h", memory_MB=_flat_start_memory_MB(hours))
+
+
+def expected_s(seconds: float, memory_hours: Sequence[float]) -> float:
+    """About how long `measure` takes without a run to decode."""
+    return (1 + len(MODELS)) * (FIRST_CALL_S + seconds) + sum(
+        FLAT_START_S + FLAT_START_S_PER_HOUR * hours for hours in memory_hours
+    )
 
 
 def _repeated(work: object, seconds: float) -> float:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from roundelay.cli import bench_accelerator, bench_exchange, bench_network, bench_speech
 from roundelay.cli.arguments import duration, more_than_0, parameter_count, picture_path, positive_int
-from roundelay.cli.tables import new_table, say_duration, show
+from roundelay.cli.tables import new_table, say_about, say_duration, show
 from roundelay.errors import UsageError
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ def run_overhead(args: argparse.Namespace) -> None:
     """Measure the overhead of metrics and checkpoints in one run, and print a table or JSON."""
     from roundelay.bench import overhead
 
-    with Console(stderr=True).status(f"a run of about {args.seconds:g} s"):
+    say_about(args.seconds + 15, f"a run of {args.seconds:g} s")  # learners start and stop
+    with Console(stderr=True).status("running"):
         rows = overhead.measure(learners=args.learners, seconds=args.seconds)
     if args.json:
         print_json(args, rows=[dataclasses.asdict(row) for row in rows])

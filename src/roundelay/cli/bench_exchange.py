@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from roundelay.cli.arguments import parameter_count, positive_int
-from roundelay.cli.tables import new_table, say, show
+from roundelay.cli.tables import new_table, say, say_about, show
 
 if TYPE_CHECKING:
     from roundelay.bench.exchange import Row
@@ -35,6 +35,10 @@ def run(args: argparse.Namespace) -> None:
     from roundelay.bench import exchange
     from roundelay.cli.bench import print_json
 
+    media = "tcp and shared memory" if args.rate is None else f"tcp over {args.rate}"
+    say_about(
+        exchange.expected_s(args.parameters, args.repetitions, args.rate), f"{args.repetitions} exchanges by {media}"
+    )
     with Console(stderr=True).status("starting two processes") as status:
         rows = exchange.measure(
             args.parameters, args.repetitions, args.rate, lambda medium: status.update(f"measuring {medium}")

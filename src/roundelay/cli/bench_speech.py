@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from roundelay.cli.arguments import duration, more_than_0
-from roundelay.cli.tables import new_table, say, show
+from roundelay.cli.tables import new_table, say, say_about, show
 from roundelay.errors import check_installed
 
 
@@ -37,6 +37,8 @@ def run(args: argparse.Namespace) -> None:
     check_installed("soundfile", "reading and writing audio", "speech")
     if args.run_folder is not None:
         RunResult.read(args.run_folder)  # refuses a folder without a finished run before the measurements
+    decoding = "" if args.run_folder is None else "without decoding, "
+    say_about(speech.expected_s(args.seconds, args.hours), f"{decoding}{args.seconds:g} s a case, and a flat start")
     rows = []
     with Console(stderr=True).status("features") as status:
         for row in speech.measure(args.seconds, args.hours, args.run_folder):

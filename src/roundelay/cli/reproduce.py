@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from roundelay.cli.arguments import known, make_folder, positive_int, whole_number
-from roundelay.cli.tables import new_table, say, show
+from roundelay.cli.tables import new_table, say, say_about, show
 from roundelay.errors import UsageError, check_installed, unknown
 
 if TYPE_CHECKING:
@@ -79,10 +79,7 @@ def _test_all(args: argparse.Namespace, documents: list[dict[str, Any]]) -> None
     for name in names:
         CLAIMS[name].check()
     console = Console(stderr=True)
-    minutes = sum(CLAIMS[name].seed_s for name in names) * args.seeds / 60
-    console.print(
-        f"{len(names)} x {args.seeds} runs: about {max(minutes, 0.1):.1f} minutes on one core", highlight=False
-    )
+    say_about(sum(CLAIMS[name].seed_s for name in names) * args.seeds, f"{len(names)} x {args.seeds} runs on one core")
     with Progress(*columns, console=console) as bar:
         for name in names:
             task = bar.add_task(name, total=1.0)
@@ -119,6 +116,9 @@ def _write(folder: Path, claim: Claim, finding: Finding, document: dict[str, Any
 def _report(documents: list[dict[str, Any]], args: argparse.Namespace, *, interrupted: bool) -> None:
     if args.json:
         print(json.dumps({"claims": documents, "seeds": args.seeds, "interrupted": interrupted}, indent=2))
+        return
+    if not documents:
+        print("interrupted before the first claim was complete")
         return
     table = new_table(f"seeds {args.first_seed} to {args.first_seed + args.seeds - 1}, intervals of 95 %")
     for heading in ("claim", "verdict"):

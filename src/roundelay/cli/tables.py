@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 
@@ -22,9 +23,26 @@ def new_table(title: str, *, header: bool = True) -> Table:
 
 
 def show(table: Table) -> None:
-    """Print a table and an empty line."""
-    Console(highlight=False).print(table)
+    """Print a table and an empty line.
+
+    No name or figure is cut: a terminal that is too narrow for all columns gets the first ones, and is told the others.
+    """
+    console = Console(highlight=False)
+    left_out: list[str] = []
+    if table.show_header:
+        while console.is_terminal and _width(table) > console.width and len(table.columns) > 1:
+            left_out.insert(0, " ".join(str(table.columns.pop().header).split()))
+        console.width = max(console.width, _width(table))
+    console.print(table)
+    if left_out:
+        say(f"The terminal is too narrow for: {', '.join(left_out)}.")
     print()
+
+
+def _width(table: Table) -> int:
+    """Characters of the widest line."""
+    unlimited = Console(width=10_000)
+    return Measurement.get(unlimited, unlimited.options, table).maximum
 
 
 def say(sentence: str) -> None:
@@ -34,10 +52,14 @@ def say(sentence: str) -> None:
 
 def say_duration(measurements: int, seconds: float) -> None:
     """Say on stderr about how long a benchmark takes. Starting learners takes a second or two per measurement."""
-    minutes = max(1, round(measurements * (seconds + 1.5) / 60))
-    unit = "minute" if minutes == 1 else "minutes"
-    sentence = f"{measurements} measurements of {seconds:g} s: about {minutes} {unit} on an idle machine"
-    Console(stderr=True, highlight=False).print(sentence)
+    say_about(measurements * (seconds + 1.5), f"{measurements} measurements of {seconds:g} s")
+
+
+def say_about(seconds: float, what: str) -> None:
+    """Say on stderr, before the work begins, about how long it takes."""
+    minutes = round(seconds / 60)
+    length = f"{seconds:.0f} s" if seconds < 50 else f"{max(1, minutes)} minute{'s' if minutes > 1 else ''}"
+    Console(stderr=True, highlight=False).print(f"{what}: about {length} on an idle machine")
 
 
 def text(value: object) -> str:

@@ -151,7 +151,7 @@ def _panels(seconds: dict[tuple[str, int], list[list[float]]], rare: dict[float,
         Panel(
             f"{size} learners",
             "how many times slower learner 0 is",
-            f"virtual time to loss {TARGET}, in usual steps",
+            f"virtual time to loss {TARGET}, in steps",
             [Line(name, FACTORS, rows) for (name, of), rows in seconds.items() if of == size],
             log="xy",
         )

@@ -37,13 +37,6 @@ ALONE_S = 8.0  # heartbeats are missing for 5 s, then a learner connects again a
 EXACT = 1e-9
 
 
-class _Weights:
-    """What the weights of one learner must be: their first value, its steps, and its exchanges."""
-
-    def __init__(self, first: Tensor) -> None:
-        self.expected = first.clone()
-
-
 class Invariants:
     """Watches a world. A violation is a sentence that begins with the name of the invariant.
 
@@ -57,7 +50,7 @@ class Invariants:
     def __init__(self, world: FaultWorld) -> None:
         self._world, self._in_pairs = world, world.schedule.in_pairs
         self._found: dict[str, str] = {}
-        self._expected: dict[object, _Weights] = {}  # by transport
+        self._expected: dict[object, Tensor] = {}  # by transport: first weights, steps and exchanges
         self._participants: dict[int, Participant] = {}  # by learner: the newest process
         self._generation: dict[object, int] = {}  # by process: the newest generation
         self._members: dict[int, tuple[int, set[int]]] = {}  # by generation: the first learner in it, and its members
@@ -98,7 +91,7 @@ class Invariants:
             self._used[participant.number] += 1
         expected = self._expected.get(learner.transport)
         if expected is not None and gradient is not None:
-            expected.expected -= optimizer.param_groups[0]["lr"] * gradient
+            expected -= optimizer.param_groups[0]["lr"] * gradient
         self._check_weights(participant)
         self._check_generation(participant)
         self._check_known(participant)
@@ -154,11 +147,7 @@ class Invariants:
 
     def _attached(self, transport: ElasticTransport) -> None:
         if self._in_pairs:
-            self._expected[transport] = _Weights(self._live(transport))
-
-    def _live(self, transport: ElasticTransport) -> Tensor:
-        begin: Any = transport._begin
-        return begin.__self__._live.flat.views[0].detach()  # type: ignore[no-any-return]
+            self._expected[transport] = _live_weights(transport).clone()
 
     def _applied(self, transport: ElasticTransport, exchange: Any, difference: Tensor, sign: float) -> None:  # noqa: ANN401
         if not self._in_pairs:
@@ -167,7 +156,7 @@ class Invariants:
         expected = self._expected.get(transport)
         if expected is None or not transport.process.alive:
             return
-        expected.expected += sign * WEIGHT * difference.view(torch.float64)[: len(expected.expected)]
+        expected += sign * WEIGHT * difference.view(torch.float64)[: len(expected)]
         self._compare(transport, expected)
 
     def _check_balance(self, transport: ElasticTransport, exchange: Any, difference: Tensor, sign: float) -> None:  # noqa: ANN401
@@ -183,10 +172,10 @@ class Invariants:
             if not torch.equal(added, difference):
                 self.violated("the sum is conserved", f"learner {transport.rank} subtracted not what another one added")
 
-    def _compare(self, transport: ElasticTransport, expected: _Weights) -> None:
+    def _compare(self, transport: ElasticTransport, expected: Tensor) -> None:
         if self._world.poisoned or transport.closed or transport._begin is None:
             return
-        off = float((self._live(transport) - expected.expected).abs().max())
+        off = float((_live_weights(transport) - expected).abs().max())
         if not off < EXACT:
             what = f"the weights of learner {transport.rank} are off by {off:.3g} after an exchange"
             self.violated("the sum is conserved", what)
@@ -255,6 +244,11 @@ def _reachable(partners: Any) -> set[int]:  # noqa: ANN401
     neighbours = {living[each] for round in rounds for each in mixing.row(partners._position, round)}
     reachable: set[int] = (neighbours or {*living}) - partners.lost - partners._silent - {partners._rank}
     return reachable
+
+
+def _live_weights(transport: ElasticTransport) -> Tensor:
+    begin: Any = transport._begin
+    return begin.__self__._live.flat.views[0].detach()  # type: ignore[no-any-return]
 
 
 def weights_of(learner: Any) -> Tensor:  # noqa: ANN401

@@ -69,3 +69,27 @@ def test_a_legend_of_many_lines_stands_below_them(lines, below):
     reproduce._legend(ax, lines)
     FigureCanvasAgg(figure).draw()
     assert (ax.get_legend().get_window_extent().y1 < ax.get_window_extent().y0) == below
+
+
+def looks(*labels: str) -> list[tuple[str, str]]:
+    return reproduce._looks([Line(label, [1], [[1]]) for label in labels])
+
+
+def test_a_strategy_and_a_topology_have_one_colour_in_all_pictures():
+    assert looks("allreduce", "dpsgd ring", "delay-by-one")[1:] == looks("dpsgd ring", "delay-by-one", "allreduce")[:2]
+    assert looks("fixed ring", "random ring")[1] == looks("random ring, every 2nd step")[0]
+    assert len({colour for colour, _ in looks("allreduce", "dpsgd ring", "fixed ring", "random ring", "other")}) == 5
+
+
+def test_variants_of_a_strategy_differ_in_dashes_only():
+    (first, solid), (second, dashed) = looks("adpsgd ring", "adpsgd random-ring")
+    assert first == second
+    assert (solid, dashed) == ("-", "--")
+
+
+def test_a_prediction_is_dashed_and_has_the_colour_of_what_it_predicts():
+    measured = Line("fixed ring, measured", [1], [[1]])
+    predicted = Line("fixed ring, predicted", [1], [[1]], dashed=True, beside="fixed ring, measured")
+    (colour, solid), (same, dashed) = reproduce._looks([measured, predicted])
+    assert same == colour
+    assert (solid, dashed) == ("-", "--")

@@ -121,15 +121,19 @@ class RendezvousClient(RendezvousSession):
         self, address: Address, wanted: int | None, *, joins: bool, again: bool = False, weights: bool = False
     ) -> View:
         self._own_address, self._connection.dropped = address, None
-        fields: Message = {"id": wanted, "address": address, "generation": NEVER_FORMED, "run": self._run}
-        fields |= {"joins": joins, "again": again, "weights": weights, "process": self._process, "files": self._files}
-        reply = self._ask("register", **fields)
+        flags = {"joins": joins, "again": again, "weights": weights}
+        reply = self._ask("register", id=wanted, **self._about(NEVER_FORMED), **flags)
         self.id, self.view = int(reply["id"]), View.from_message(reply)
         self.joining, self.begun = bool(reply["joining"]), bool(reply["begun"])
         self.registrations += 1
         self.budget.known.register_again()
         self._run_began, self.given = waiting.now() - float(reply["elapsed_s"]), int(reply["given"])
         return self.view
+
+    def _about(self, generation: int) -> Message:
+        """What this learner says of itself whenever it registers."""
+        about = {"run": self._run, "process": self._process, "files": self._files}
+        return about | {"address": self._own_address, "generation": generation}
 
     def ready(self) -> None:
         """Say that this learner, which joins, can be reached by its peers."""
@@ -161,29 +165,14 @@ class RendezvousClient(RendezvousSession):
         Raises MissingLearnersError if not all learners have come within `timeout_s`.
         """
         self._own_address = address or self._own_address
-        reply = self._ask(
-            "barrier",
-            repeat=True,
-            value=value,
-            lost=list(lost),
-            generation=generation,
-            address=self._own_address,
-            timeout_s=timeout_s,
-        )
+        fields: Message = {"value": value, "lost": list(lost), "generation": generation, "timeout_s": timeout_s}
+        reply = self._ask("barrier", repeat=True, address=self._own_address, **fields)
         if "missing" in reply:
             raise MissingLearnersError(timeout_s or 0.0, reply["missing"])
         view = View.from_message(reply)
         if self.view is None or view.membership.generation > self.view.membership.generation:
             self.view = view  # else the next view has come already
         return view
-
-    def served_files(self) -> dict[int, Address]:
-        """For every learner that has come, also a lost one: where its supervisor serves the files of its directory.
-
-        Raises RendezvousLostError as soon as the connection is lost.
-        """
-        served = self.ask_for_info().get("files", {})
-        return {int(learner): (str(host), int(port)) for learner, (host, port) in served.items()}
 
     # The connection ------------------------------------------------------------------------------------------------------
 
@@ -208,20 +197,15 @@ class RendezvousClient(RendezvousSession):
         if self.view is None:
             return
         membership, addresses, budget = self.view.membership, self.view.addresses, self.budget.known
+        living = {str(learner): addresses[learner] for learner in membership.living}
+        used: Message = {"total": budget.total, "used": budget.used, "group": budget.group, "done": budget.done}
         registered = self._connection.request(
             "register",
             id=self.id,
-            address=self._own_address,
-            run=self._run,
-            process=self._process,
-            files=self._files,
-            generation=membership.generation,
-            living={str(learner): addresses[learner] for learner in membership.living},
-            total=budget.total,
-            used=budget.used,
-            group=budget.group,
+            **self._about(membership.generation),
+            living=living,
             drawn=list(budget.drawn.items()),
-            done=budget.done,
+            **used,
         )
         registered.add_done_callback(self._registered_again)
 

@@ -16,6 +16,7 @@ from roundelay.cluster.rendezvous.formation import sentence
 from roundelay.cluster.rendezvous.members import Connection, Members
 from roundelay.cluster.rendezvous.messages import Message
 from roundelay.cluster.rendezvous.registration import Registration
+from roundelay.cluster.rendezvous.replies import Replies
 from roundelay.cluster.rendezvous.requests import KINDS, PendingRequests, Request
 from roundelay.cluster.rendezvous.run_stop import RunStop
 from roundelay.cluster.rendezvous.run_tables import RunTables
@@ -54,6 +55,7 @@ class RunState:
         self._formation = self._registration.formation
         self._silence = Silence(self._members, self._heartbeats, now)
         self._barrier = Barrier(self._members, self._requests, self._drop)
+        self._replies = Replies(tables, self._registration, self._barrier)
 
     @property
     def identity(self) -> str:
@@ -107,7 +109,7 @@ class RunState:
         elif learner is not None:
             self._heartbeats.heard(learner)
             self._handle_registered(connection, learner, message)
-        self._reply_where_possible()
+        self._replies.send()
 
     def _handle_registered(self, connection: Connection, learner: int, message: Message) -> None:
         kind = message["kind"]
@@ -148,7 +150,7 @@ class RunState:
             self._members.end_joining(found)
         elif not self._members.formed:
             self._registration.never_comes(process if found is None else found, found, "died", reason)
-        self._reply_where_possible()
+        self._replies.send()
 
     def stop(self, reason: str) -> None:
         """All learners save and stop; learners that have joined, too. No other learner may join any more."""
@@ -164,7 +166,7 @@ class RunState:
         if not self._members.formed and (missing := self._formation.missing(self._members.living)):
             self._changes.report("waiting", None, missing)
         self._registration.form()
-        self._reply_where_possible()
+        self._replies.send()
         self._barrier.give_up(self._now())
 
     # Membership ----------------------------------------------------------------------------------------------------------
@@ -215,36 +217,3 @@ class RunState:
         self._requests.forget(learner=learner)
         self._registration.update_recovering()
         return self._budget.give_back(learner)
-
-    # Replies -------------------------------------------------------------------------------------------------------------
-
-    def _reply_where_possible(self) -> None:
-        if self._barrier.open():
-            self._stop.agreement.clear()
-        self._requests.answer(self._answer)
-
-    def _answer(self, request: Request) -> Message | None:
-        """The content of the reply; None if the request must wait. `Barrier` replies to barriers."""
-        learner, fields = request.learner, request.fields
-        match request.kind:
-            case "register":
-                return self._registration.reply(learner)
-            case "budget":
-                self._budget.declare(learner, fields["total"], fields["used"])
-                return {}
-            case "draw" if self._numbers_are_known():
-                number, may_come_back = self._budget.draw(learner, fields["group"], fields["index"], fields["done"])
-                wait = number is None and may_come_back and fields["patient"]
-                return None if wait else {"number": number}
-            case "last_step":
-                number = self._stop.last_step(learner)
-                return None if number is None else {"number": number}
-            case "stop_boundary":
-                assert self._formation.run is not None
-                return {"number": self._stop.boundary(learner, self._budget.given, self._formation.run.expected)}
-        return None
-
-    def _numbers_are_known(self) -> bool:
-        """Whether all have said what they have used, except learners that cannot, as they wait for the others to meet."""
-        silent = self._requests.at_barrier().keys()
-        return self._budget.declared_by(set(self._members.initial) - silent) and not self._registration.recovering

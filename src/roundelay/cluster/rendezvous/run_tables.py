@@ -14,7 +14,7 @@ from roundelay.transport.heartbeats import Heartbeats
 
 @dataclass(frozen=True)
 class RunTables:
-    """The parts of the memory of one run; `RunState` and `Registration` share them.
+    """The parts of the memory of one run; `RunState`, `Registration` and `Replies` share them.
 
     Attributes:
         members: the learners.

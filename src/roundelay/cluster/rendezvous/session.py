@@ -66,6 +66,14 @@ class RendezvousSession:
         info: Message = self._connection.ask("info")["info"]
         return info
 
+    def served_files(self) -> dict[int, Address]:
+        """For every learner that has come, also a lost one: where its supervisor serves the files of its directory.
+
+        Raises RendezvousLostError as soon as the connection is lost.
+        """
+        served = self.ask_for_info().get("files", {})
+        return {int(learner): (str(host), int(port)) for learner, (host, port) in served.items()}
+
     def report_death(self, process: str, reason: str, run: str = "") -> None:
         """Say that a process of the run `run` has ended; it may not have registered."""
         self._connection.send({"kind": "process_died", "run": run, "process": process, "reason": reason})

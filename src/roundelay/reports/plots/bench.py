@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def plot_rows(rows: Sequence[Row], path: Path) -> None:
     """Throughput of every strategy relative to no communication; one panel per model size."""
     sizes = sorted({row.parameters for row in rows})
-    with picture(path, 1, len(sizes), size=(5.6 * len(sizes) + 1.4, 4.4)) as (_, axes):
+    with picture(path, 1, len(sizes), size=(3.4 * len(sizes) + 3.0, 4.0), share_y=True) as (_, axes):
         for ax, parameters in zip(axes, sizes, strict=True):
             _panel(ax, [row for row in rows if row.parameters == parameters][::-1])
 

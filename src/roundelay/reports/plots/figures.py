@@ -31,6 +31,7 @@ COLOURS = {
     "adpsgd": "#4477aa",
     "local-sgd": "#ee6677",
 }
+DASHES = ("-", "--", ":", "-.")  # of variants of one strategy, which have one colour
 UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
@@ -45,7 +46,7 @@ def strategy_colour(name: str) -> str:
 
 @contextmanager
 def picture(
-    path: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, float]
+    path: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, float], share_y: bool = False
 ) -> Iterator[tuple[Figure, list[Any]]]:
     """A figure of `size` inches and its `rows` x `columns` axes as a flat list; written to `path` when the block ends.
 
@@ -58,5 +59,5 @@ def picture(
         raise MissingExtraError("drawing", "plots") from error
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
-        yield figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+        yield figure, list(figure.subplots(rows, columns, squeeze=False, sharey=share_y).flat)
         figure.savefig(path, dpi=150, metadata=UNDATED.get(path.suffix))

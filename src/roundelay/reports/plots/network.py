@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roundelay.reports.plots.figures import picture, strategy_colour
+from roundelay.reports.plots.figures import DASHES, picture, strategy_colour
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,13 +14,12 @@ if TYPE_CHECKING:
     from roundelay.bench.network import Row
 
 
-DASHES = ("-", "--", ":", "-.")  # of variants of one strategy, which have one colour
-
-
 def plot_rows(rows: Sequence[Row], path: Path) -> None:
     """One panel per rate: steps per second relative to no communication, or losses over time, a line per seed."""
     rates = list(dict.fromkeys(row.rate for row in rows))
-    with picture(path, 1, len(rates), size=(4.6 * len(rates) + 1.4, 4.4)) as (_, axes):
+    losses = any(row.losses for row in rows)
+    width = 6.4 if losses else 2.6 * len(rates) + 2.0  # all bar charts have the labels of the first one
+    with picture(path, 1, len(rates), size=(width, 4.0), share_y=not losses) as (_, axes):
         for ax, rate in zip(axes, rates, strict=True):
             shown = [row for row in rows if row.rate == rate]
             title = "no limit" if rate == "none" else rate

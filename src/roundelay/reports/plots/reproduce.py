@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.papers.claim import Panel
-from roundelay.reports.plots.figures import picture
+from roundelay.papers.claim import Line, Panel
+from roundelay.reports.plots.figures import COLOURS, DASHES, picture, strategy_colour
+from roundelay.reports.plots.topology import topology_colour
 
-_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999", "#000000")
-COLUMNS = 3
+_OTHER_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999", "#000000")
+_TOPOLOGIES = {"fixed ring": "ring", "full averaging": "complete"}  # whose labels are not their names
+COLUMNS = 2  # more would be too small to read on a page
 FEW_TICKS, LONGEST_TICK = 7, 5
 WIDE, VERY_WIDE = 300, 1e5  # largest / smallest value of a logarithmic axis
 LEGEND_COLUMNS = 5
@@ -21,8 +23,8 @@ FEW_LINES = 5
 
 
 def plot_panels(panels: Sequence[Panel], path: Path) -> None:
-    """Draw all panels into `path`, in rows of at most three."""
-    columns = min(COLUMNS, len(panels)) if len(panels) != 4 else 2
+    """Draw all panels into `path`, in rows of at most two."""
+    columns = min(COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     shared = len({tuple(line.label for line in panel.lines) for panel in panels}) == 1 and len(panels) > 1
     with picture(path, rows, columns, size=(4.6 * columns, 3.7 * rows + 0.5 * shared)) as (figure, axes):
@@ -67,15 +69,38 @@ def _measured_x(panel: Panel) -> list[float]:
     return values if len(values) <= FEW_TICKS and all(len(f"{x:g}") <= LONGEST_TICK for x in values) else []
 
 
-def _draw(ax: Any, panel: Panel) -> None:  # noqa: ANN401
+def _looks(lines: Sequence[Line]) -> list[tuple[str, str]]:
+    """Colour and dashes of each line. A strategy or a topology has its colour in all pictures; its variants differ in dashes."""
     colours: dict[str, str] = {}
-    for line in panel.lines:
-        colour = colours.setdefault(line.beside or line.label, _COLOURS[len(colours) % len(_COLOURS)])
+    variants: dict[str, int] = {}
+    looks = []
+    for line in lines:
+        known = line.beside or line.label
+        unused = [each for each in _OTHER_COLOURS if each not in colours.values()] or _OTHER_COLOURS
+        colour = colours.setdefault(known, _own_colour(known, line) or unused[0])
+        before = variants.get(colour, 0)
+        variants[colour] = before + (not line.beside)
+        looks.append((colour, DASHES[before % len(DASHES)] if not line.dashed or before > 0 else DASHES[1]))
+    return looks
+
+
+def _own_colour(label: str, line: Line) -> str | None:
+    """The colour of the strategy or the topology that a label begins with; None if it begins with neither."""
+    name = label.partition(",")[0]
+    if name.partition(" ")[0] in COLOURS:
+        return strategy_colour(name)
+    if found := topology_colour(_TOPOLOGIES.get(name, name.replace(" ", "-"))):
+        return found
+    return COLOURS["none"] if line.dashed and not line.beside else None
+
+
+def _draw(ax: Any, panel: Panel) -> None:  # noqa: ANN401
+    for line, (colour, dashes) in zip(panel.lines, _looks(panel.lines), strict=True):
         ys = np.asarray(line.ys, dtype=float)
         logarithmic = "y" in panel.log
         middle = np.exp(np.nanmean(np.log(ys), axis=0)) if logarithmic and np.nanmin(ys) > 0 else np.nanmean(ys, axis=0)
         few = len(line.x) <= 12 and not line.dashed
-        style = {"linestyle": "--" if line.dashed else "-", "marker": "o" if few else None, "markersize": 4}
+        style = {"linestyle": dashes, "marker": "o" if few else None, "markersize": 4}
         ax.plot(line.x, middle, color=colour, label=line.label, linewidth=1.6, zorder=3, **style)
         if len(ys) > 1 and not line.dashed:
             ax.fill_between(line.x, np.nanmin(ys, axis=0), np.nanmax(ys, axis=0), color=colour, alpha=0.18, linewidth=0)

@@ -13,6 +13,7 @@ from roundelay.topology.cayley import CayleyMixing
 
 MOST_DRAWN = 256
 MOST_LABELLED = 32
+INCHES = 2.7  # of one round; four rounds side by side can then be read on a page
 ROUNDS_DRAWN = 4
 STUB = 0.42  # drawn length of an edge that wraps around, in distances between neighbours
 
@@ -34,6 +35,11 @@ _COLOUR_AND_MARKER = {
 }
 
 
+def topology_colour(name: str) -> str | None:
+    """The colour of a topology in all pictures; None if `name` is no topology."""
+    return _COLOUR_AND_MARKER[name][0] if name in _COLOUR_AND_MARKER else None
+
+
 def draw_topology(mixing: Mixing, path: Path) -> None:
     """Draw the graph; of a changing topology the first rounds side by side. A learner is at the same point in all rounds.
 
@@ -47,7 +53,7 @@ def draw_topology(mixing: Mixing, path: Path) -> None:
     rows = math.ceil(rounds / ROUNDS_DRAWN)
     columns = math.ceil(rounds / rows)
     points = _points(mixing)
-    with picture(path, rows, columns, size=(3.4 * columns + 0.4, 3.7 * rows)) as (figure, axes):
+    with picture(path, rows, columns, size=(INCHES * columns + 0.3, (INCHES + 0.3) * rows)) as (figure, axes):
         for round, ax in enumerate(axes):
             ax.set_axis_off()
             if round < rounds:
@@ -83,10 +89,11 @@ def _draw_round(mixing: Mixing, round: int, points: dict[int, Point], ax: Any) -
             away = [a + STUB * (a - b) / math.dist(end, other) for a, b in zip(end, other, strict=True)]
             ax.plot(*zip(end, away, strict=True), linestyle=":", **line)
     xs, ys = zip(*(points[rank] for rank in range(mixing.size)), strict=True)
-    ax.scatter(xs, ys, s=240 if small else 18, color="#eeeeee", edgecolors="#333333", zorder=2)
+    area, font = (100, 6) if mixing.size > MOST_LABELLED // 2 else (190, 8)
+    ax.scatter(xs, ys, s=area if small else 18, color="#eeeeee", edgecolors="#333333", zorder=2)
     if small:
         for rank in range(mixing.size):
-            ax.text(*points[rank], str(rank), fontsize=8, ha="center", va="center")
+            ax.text(*points[rank], str(rank), fontsize=font, ha="center", va="center")
     ax.margins(0.12)
     ax.set_aspect("equal")
     if mixing.period != 1:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, strategies as st
 
 from roundelay.cluster.membership import Membership
 from roundelay.cluster.rendezvous.budget import LocalBudget, SharedBudget
 from roundelay.cluster.rendezvous.budget_client import BudgetClient
-from roundelay.errors import RendezvousLostError
+from roundelay.errors import DroppedError, RendezvousLostError
 
 
 def test_the_first_size_counts_and_what_each_learner_has_used_adds_up():
@@ -57,3 +58,23 @@ def test_a_patient_learner_that_has_used_its_own_numbers_waits_for_the_rendezvou
     assert [client.draw(1, index, index) for index in range(3)] == [1, 3, None]
     assert client.draw(1, 2, 2, patient=True) == 0
     assert asked[-2:] == [("draw", False), ("draw", True)]
+
+
+def test_the_size_of_the_budget_is_said_again_after_it_was_lost_and_after_a_new_registration():
+    asked, failing = [], [DroppedError("dropped"), None]
+
+    def ask(kind, *, repeat=False, **fields):
+        asked.append((kind, fields.get("total")))
+        if failing and (error := failing.pop(0)):
+            raise error
+        return {"number": 0}
+
+    client = BudgetClient(ask, lambda: (1, Membership.of(2)))
+    with pytest.raises(DroppedError):
+        client.declare(4, [])
+    client.declare(4, [])
+    client.draw(1, 0, 0)
+    assert asked == [("budget", 4), ("budget", 4), ("draw", None)]
+    client.declared = False  # a new registration
+    client.draw(1, 1, 1)
+    assert asked[3:] == [("budget", 4), ("draw", None)]

@@ -17,6 +17,11 @@ class SharedBudget:
         self._declared: set[int] = set()
         self._groups: defaultdict[int, set[int]] = defaultdict(set)  # by learner, the groups it has drawn for
 
+    @property
+    def declared(self) -> bool:
+        """Whether any learner has said how large the budget is. Those of a rendezvous that was restarted say so again."""
+        return self._cursor is not None
+
     def declared_by(self, learners: Iterable[int]) -> bool:
         """Whether all of these learners have said which numbers they have used."""
         return self._declared.issuperset(learners)

@@ -28,17 +28,23 @@ class BudgetClient:
 
     Attributes:
         known: what this learner knows of the budget, so that it can go on while the rendezvous is away.
+        declared: the rendezvous knows it, too. Not after a new registration: the rendezvous may have been restarted.
     """
 
     def __init__(self, ask: Ask, position: Callable[[], tuple[int, Membership]]) -> None:
         self._ask, self._position = ask, position
-        self.known = LocalBudget()
+        self.known, self.declared = LocalBudget(), False
 
     def declare(self, total: int, used: Sequence[int]) -> None:
         """Say how large the budget is, and which of its numbers an earlier part of this run has used."""
         if self.known.total is None:
             self.known.total, self.known.used = total, list(used)
-            self._ask("budget", repeat=True, total=total, used=self.known.used)
+        self._declare(repeat=True)
+
+    def _declare(self, *, repeat: bool) -> None:
+        if not self.declared and self.known.total is not None:
+            self._ask("budget", repeat=repeat, total=self.known.total, used=self.known.used)
+            self.declared = True
 
     def draw(self, group: int, index: int, done: int, *, patient: bool = False) -> int | None:
         """The next number of the budget; None if all are used.
@@ -56,6 +62,7 @@ class BudgetClient:
         self.known.group, self.known.done = group, max(done, self.known.done)
         request: dict[str, Any] = {"group": group, "index": index, "done": done, "patient": patient}
         try:
+            self._declare(repeat=False)
             number = self._ask("draw", **request)["number"]
         except RendezvousLostError:
             number = self.known.drawn.get(index, self.known.next_own(*self._position()))

@@ -127,6 +127,7 @@ class RendezvousClient(RendezvousSession):
         self.joining, self.begun = bool(reply["joining"]), bool(reply["begun"])
         self.registrations += 1
         self.budget.known.register_again()
+        self.budget.declared = False
         self._run_began, self.given = waiting.now() - float(reply["elapsed_s"]), int(reply["given"])
         return self.view
 

@@ -54,7 +54,5 @@ class Replies:
     def _numbers_are_known(self) -> bool:
         """Whether all have said what they have used, except learners that cannot, as they wait for the others to meet."""
         silent = self._tables.requests.at_barrier().keys()
-        return (
-            self._tables.budget.declared_by(set(self._tables.members.initial) - silent)
-            and not self._registration.recovering
-        )
+        budget, initial = self._tables.budget, set(self._tables.members.initial)
+        return budget.declared and budget.declared_by(initial - silent) and not self._registration.recovering

@@ -258,7 +258,7 @@ def test_a_process_without_the_secret_cannot_join(tmp_path):
     folder = tmp_path / "run"
     with Command("train", TASK, "--learners", 2, "--epochs", 50, "--out", folder) as training:
         training.wait_for(lambda: learners_of(folder) == {0, 1}, "training")
-        assert (folder / "rendezvous.json").stat().st_mode & 0o077 == 0
+        assert (folder / run_directory.TICKET).stat().st_mode & 0o077 == 0
         address = "{}:{}".format(*run_directory.ticket(folder).address)
         outsider = Command("train", "--join", address, ROUNDELAY_SECRET="00" * 32)
         with outsider:

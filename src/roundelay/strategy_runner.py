@@ -138,7 +138,9 @@ class StrategyRunner:
     def recover(self, error: Exception) -> None:
         """Connect to the living learners again, if the run is elastic and the strategy cannot go on; else raise `error`."""
         dropped, group = isinstance(error, DroppedError), self.peers.group
-        if group is None or (self.strategy.reforms_alone and not dropped):
+        if group is None or (
+            self.strategy.reforms_alone and not isinstance(error, DroppedError | MembershipChangedError)
+        ):
             raise error
         log.warning("learner %d meets the others: %s", self.peers.transport.rank, error)
         self._behind = self.peers.reconnect(group, error, ready=not dropped)

@@ -122,9 +122,8 @@ class SimulatedTransport(Transport):
     def offer(self, state: Callable[[], Tensor]) -> None:
         """Give `state()` to learners that fetch it, those that have waited first."""
         self._offered = state
-        waiting, self._waiting_fetches = self._waiting_fetches, []
-        for answer in waiting:
-            answer(state)
+        while self._waiting_fetches:
+            self._waiting_fetches.pop(0)(state)
 
     def fetch(self, peer: int) -> Future[Tensor]:
         """Send an empty request; the reply is the state."""
@@ -200,9 +199,8 @@ class SimulatedTransport(Transport):
     def serve(self, begin: Begin | None) -> None:
         """Answer calls from now on, first those that have waited."""
         self._begin, self._refusing = begin, begin is None
-        waiting, self._waiting_calls = self._waiting_calls, []
-        for call in waiting:
-            call.answer(begin)
+        while self._waiting_calls:
+            self._waiting_calls.pop(0).answer(begin)
 
     def all_reduce(self, values: Tensor, members: tuple[int, ...]) -> Future[None]:
         """Sum in order of rank, so that every run gives the same bits."""
@@ -223,8 +221,8 @@ class SimulatedTransport(Transport):
         return self._finished
 
     def _check_finished(self) -> None:
-        members = (t for t in self.network.transports if t.rank in self._finishing_with)
-        others = (t for t in members if not t.gone and t.rank not in self._lost)
+        awaited = set(self._finishing_with) - self._lost.keys()
+        others = (t for t in self.network.transports if t.rank in awaited and not t.gone)
         if self._finished and not self._finished.done() and all(t._finished for t in others):
             self._finished.set_result(None)
 

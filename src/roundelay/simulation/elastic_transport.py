@@ -17,7 +17,7 @@ from roundelay.cluster.membership import Address, View
 from roundelay.errors import PeerLostError, RefusedError
 from roundelay.simulation.elastic_network import ElasticNetwork
 from roundelay.simulation.virtual_threads import VirtualProcess
-from roundelay.transport.base import GAVE_UP, LEFT, Begin, Transport
+from roundelay.transport.base import GAVE_UP, LEFT, Begin, Call, Transport
 from roundelay.transport.healing import RETRY_S, Healing
 from roundelay.transport.heartbeats import BEAT_S, NO_HEARTBEAT, Heartbeats
 from roundelay.transport.peer_links import ARRIVAL_S
@@ -120,6 +120,15 @@ class ConnectedTransport(SimulatedTransport):
         if listener.transport is None:
             raise PeerLostError(rank, "it does not answer")
         return listener.transport
+
+    def call(self, peer: int, call: Call) -> Future[None]:
+        """As `SimulatedTransport.call`; the future fails if the peer has opened a port and does not answer there yet."""
+        try:
+            return super().call(peer, call)
+        except PeerLostError as error:
+            failed: Future[None] = Future()
+            failed.set_exception(error)
+            return failed
 
     def send_to(
         self, target: SimulatedTransport, nbytes: int, action: Callable[[], None], *, streamed: bool = False

@@ -76,7 +76,7 @@ class Consensus:
 
     def _mean(self, timeout_s: float | None) -> Mean:
         self._runner.warning.warn_if_changed()
-        self._runner.run(self._runner.strategy.drain)
+        self._runner.drain()
         return self._runner.together(self._mean_over, timeout_s)
 
     def _mean_over(self, members: tuple[int, ...]) -> Mean:

@@ -90,6 +90,13 @@ class StrategyRunner:
         with self.warning.before_replacing():
             self.run(self.strategy.before_saving)
 
+    def drain(self) -> None:
+        """Run the hook before a collective. Learners that have finished, and had to meet meanwhile, finish again together."""
+        if self.finished:
+            self._until_all_are_there(lambda: self.times.drive(self.strategy.drain()))
+        else:
+            self.run(self.strategy.drain)
+
     def finish(self) -> None:
         """Run the hook after the last step. Idempotent."""
         if not self.finished:
